@@ -57,9 +57,17 @@ type Tools struct {
 	// program created the present devices or the creation failed.
 	RemoveRecord func(unit string) error
 
-	// Run runs the family's [Program] that Changes devices once, with additional arguments for the
-	// change of a device, and returns its output.
-	Run func(ctx context.Context, args ...string) ([]byte, error)
+	// ChangePartition runs the family's [Program] that has ChangeArgs once, and returns its output.
+	ChangePartition func(ctx context.Context, c PartitionChange) ([]byte, error)
+}
+
+// PartitionChange is the creation or the removal of a partition of a PCI function by a [Program].
+type PartitionChange struct {
+	Function string // the address of the PCI function: "0000:1b:00.0"
+	Place    string // the place of the partition, in the form of the program: "1g.10gb@4"
+	Remove   bool   // removes the partition; otherwise, it is created
+	UUID     string // removes the partition only if this is its UUID; "" removes any
+	HasBegun bool   // an agent has started the same change before
 }
 
 // CanCreate reports whether the family can create devices on demand.

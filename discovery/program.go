@@ -34,10 +34,10 @@ type Program struct {
 	// privilege; see package hostservice. Empty means that the program needs no privilege.
 	Service string
 
-	// Changes is set if the family changes devices with this program; see [Tools]. Changes returns the
-	// name of the device changed by a call with args. The agent runs a single change of a device at a
-	// time.
-	Changes func(args []string) (device string)
+	// ChangeArgs is set if the family changes partitions with this program; see [Tools]. It returns the
+	// program's additional arguments for a change, or an error if a value does not have the form of
+	// the program's values. The agent runs a single change of a PCI function at a time.
+	ChangeArgs func(c PartitionChange) ([]string, error)
 
 	// Args returns the program's arguments. hostRoot is the directory of the host's files, and root
 	// the configured driver root of the family, or ""; see [Host.Roots].

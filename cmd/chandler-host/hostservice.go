@@ -76,13 +76,13 @@ func (o *options) setPrograms(config *hostservice.Config, self string) {
 			return child.Start(self, append([]string{"--watch", "--interval=" + o.interval.String()}, places...)...)
 		},
 	}
-	config.Partitions = map[string]func(*wire.PartitionChange) (*wire.Output, error){
-		facts.Program: func(change *wire.PartitionChange) (*wire.Output, error) {
+	config.Partitions = map[string]hostservice.PartitionProgram{
+		facts.Program: {Args: facts.ChangeArgs, Run: func(args []string) (*wire.Output, error) {
 			ctx, cancel := context.WithTimeoutCause(context.Background(), changeLimit, fmt.Errorf("the program has not ended within %s", changeLimit))
 			defer cancel()
-			output, warning, err := child.Run(ctx, self, append(hostservice.PartitionArgs(change), places...)...)
+			output, warning, err := child.Run(ctx, self, append(args, places...)...)
 			return &wire.Output{Text: string(output), Warning: warning}, err
-		},
+		}},
 	}
 }
 

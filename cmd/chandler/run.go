@@ -260,15 +260,15 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 	recoveries := new(discovery.Recoveries)
 	host, lock := settings.ScanHost(hostFS), flock(stateDir)
 	var informants []agent.Informant
-	programs := make(map[string]func(ctx context.Context, args ...string) ([]byte, error))
+	programs := make(map[string]func(context.Context, discovery.PartitionChange) ([]byte, error))
 	var service *hostservice.Client
 	if o.hostServiceDir != "" {
 		service = hostservice.NewClient(o.hostServiceDir, nil)
 	}
 	for _, n := range informant.OverlayInformants(host, families.All, o.hostRoot, service) {
 		informants = append(informants, n)
-		if n.Changes != nil {
-			programs[n.Family] = n.ChangeDevice
+		if n.ChangeArgs != nil {
+			programs[n.Family] = n.ChangePartition
 		}
 	}
 	write, err := provision.Writer(o.hostRoot)

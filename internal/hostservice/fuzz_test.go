@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
@@ -43,7 +44,7 @@ func FuzzRequests(f *testing.F) {
 	function := passthroughtest.Source(disk)
 	may := regexp.MustCompile(`^(` + regexp.QuoteMeta(function) + `/(driver_override=[ -.0-~]*|reset_method=[a-z_ ]+)|sys/bus/pci/drivers/(nvme|vfio-pci|e1000e)/bind=` + regexp.QuoteMeta(disk) + `|` +
 		`configure ` + regexp.QuoteMeta(function) + ` image=[ -~]{1,64}|` +
-		`partition ` + regexp.QuoteMeta(disk) + ` [1-8]g\.[0-9]+gb[+.a-z-]{0,18}@[0-9]+ (remove=false uuid=|remove=true uuid=(MIG-[0-9a-fGPU/-]+)?))$`)
+		`--gpu=` + regexp.QuoteMeta(disk) + ` --(create|remove)=[1-8]g\.[0-9]+gb[+.a-z-]{0,18}@[0-9]+( --uuid=MIG-[0-9a-fGPU/-]+)?( --begun)?)$`)
 	var t *testing.T
 	written, has := 0, ""
 	note := func(change string) {
@@ -54,10 +55,10 @@ func FuzzRequests(f *testing.F) {
 	s := NewServer(Config{
 		Host: kernel.Host(), Allowed: allowed,
 		Write: func(name, value string) error { note(name + "=" + value); return nil },
-		Partitions: map[string]func(*wire.PartitionChange) (*wire.Output, error){"nvml": func(c *wire.PartitionChange) (*wire.Output, error) {
-			note(fmt.Sprintf("partition %s %s remove=%t uuid=%s", c.Function, c.Place, c.Remove, c.UUID))
+		Partitions: map[string]PartitionProgram{"nvml": {Args: facts.ChangeArgs, Run: func(args []string) (*wire.Output, error) {
+			note(strings.Join(args, " "))
 			return &wire.Output{}, nil
-		}},
+		}}},
 		Families: []*discovery.Family{{
 			Name: "fpga", Parameters: []discovery.Parameter{"image"},
 			Configure: func(_ *discovery.Host, d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {

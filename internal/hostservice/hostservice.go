@@ -16,8 +16,8 @@
 //
 // The service runs the programs of its configuration, with arguments that no request contains. A
 // program that prints facts has no lease and no session: its input is a sequence of empty lines, and
-// it ends with the connection. A change of a partition is checked like a write, and its values have
-// closed forms; see [wire.PartitionChange].
+// it ends with the connection. A change of a partition is checked like a write. The code of the
+// program checks the values and makes the arguments of them; see [PartitionProgram].
 //
 // The service configures devices of the families of its configuration. Such a request contains a
 // device's name and the parameters of a claim, and is checked like a write. The family's code in the

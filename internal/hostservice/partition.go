@@ -5,32 +5,29 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
-	"strings"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/hostservice/wire"
 )
 
-// Forms of the values of a [wire.PartitionChange]: MIG instances of NVIDIA GPUs. Before R470, the
-// UUID of an instance consists of the UUID of the GPU and the numbers of the instance.
-var (
-	placePattern = regexp.MustCompile(`^[1-8]g\.[1-9][0-9]{0,3}gb([+-][a-z]{1,8}(\.[a-z]{1,8})?)?@[0-9]{1,3}$`)
-	uuidPattern  = regexp.MustCompile(`^MIG-(GPU-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/[0-9]{1,2}/[0-9]{1,2})?$`)
-)
+// PartitionProgram is a program that creates and removes partitions of PCI functions.
+type PartitionProgram struct {
+	Args func(discovery.PartitionChange) ([]string, error) // see [discovery.Program]
+	Run  func(args []string) (*wire.Output, error)         // returns when the program has ended
+}
 
-// checkPartition returns why a change is refused, nil if the service may make it.
-func (s *Server) checkPartition(c *wire.PartitionChange) error {
-	switch {
-	case s.config.Partitions[c.Program] == nil:
-		return refuseRequest("partitions by program %.64q are not what the host service changes on this node", c.Program)
-	case !placePattern.MatchString(c.Place):
-		return refuseRequest("%.64q is not the place of a partition", c.Place)
-	case c.UUID != "" && (!c.Remove || !uuidPattern.MatchString(c.UUID)):
-		return refuseRequest("%.64q is not the UUID of a partition to remove", c.UUID)
+// checkPartition returns the arguments of the program for a change, or why the change is refused.
+func (s *Server) checkPartition(c *wire.PartitionChange) (args []string, err error) {
+	program, found := s.config.Partitions[c.Program]
+	if !found {
+		return nil, refuseRequest("partitions by program %.64q are not what the host service changes on this node", c.Program)
 	}
-	_, err := findFunction(s.config.Host, c.Lease, c.Function, c.Inode)
-	return err
+	args, err = program.Args(discovery.PartitionChange{Function: c.Function, Place: c.Place, Remove: c.Remove, UUID: c.UUID, HasBegun: c.HasBegun})
+	if err != nil {
+		return nil, refuseRequest("%.512v", err)
+	}
+	_, err = findFunction(s.config.Host, c.Lease, c.Function, c.Inode)
+	return args, err
 }
 
 // changePartition makes a change. It returns when the program has ended.
@@ -40,10 +37,11 @@ func (s *Server) changePartition(c *wire.PartitionChange) (*wire.Output, error) 
 		return nil, err
 	}
 	defer s.endWrite(write)
-	if err := s.checkPartition(c); err != nil {
+	args, err := s.checkPartition(c)
+	if err != nil {
 		return nil, err
 	}
-	output, err := s.config.Partitions[c.Program](c)
+	output, err := s.config.Partitions[c.Program].Run(args)
 	change := "created"
 	if c.Remove {
 		change = "removed"
@@ -66,59 +64,19 @@ func WithLease(ctx context.Context, lease Lease) context.Context {
 }
 
 // ChangePartition creates or removes a partition by a program of the service, under the lease of the
-// context. The arguments are those of the program; see parsePartition. It returns the program's
-// output, and the warning of a program that has succeeded.
-func (c *Client) ChangePartition(ctx context.Context, program string, args []string) (output []byte, warning string, err error) {
-	change, err := parsePartition(args)
-	if err != nil {
-		return nil, "", err
-	}
+// context. It returns the program's output, and the warning of a program that has succeeded.
+func (c *Client) ChangePartition(ctx context.Context, program string, change discovery.PartitionChange) (output []byte, warning string, err error) {
 	lease, _ := ctx.Value(leaseKey{}).(Lease)
 	if lease.Name == "" || change.Function != lease.Function.Function {
 		return nil, "", fmt.Errorf("change of partitions of function %s: the lease is on function %q", change.Function, lease.Function.Function)
 	}
-	change.Session, change.Lease, change.Inode, change.Program = c.session, lease.Name, lease.Function.Inode, program
+	request := &wire.PartitionChange{
+		Session: c.session, Lease: lease.Name, Function: change.Function, Inode: lease.Function.Inode,
+		Program: program, Place: change.Place, Remove: change.Remove, UUID: change.UUID, HasBegun: change.HasBegun,
+	}
 	var out wire.Output
-	err = c.change(ctx, wire.PartitionsPath, change, &out)
+	err = c.change(ctx, wire.PartitionsPath, request, &out)
 	return []byte(out.Text), out.Warning, err
-}
-
-// parsePartition returns the request for the arguments of a program that changes partitions.
-func parsePartition(args []string) (*wire.PartitionChange, error) {
-	change := &wire.PartitionChange{}
-	for _, arg := range args {
-		switch name, value, _ := strings.Cut(arg, "="); name {
-		case "--gpu":
-			change.Function = value
-		case "--create":
-			change.Place = value
-		case "--remove":
-			change.Place, change.Remove = value, true
-		case "--uuid":
-			change.UUID = value
-		case "--begun":
-			change.HasBegun = true
-		default:
-			return nil, fmt.Errorf("the host service has no argument %s for a change of partitions", name)
-		}
-	}
-	return change, nil
-}
-
-// PartitionArgs returns the arguments of a program for the change of a partition. The inverse is
-// parsePartition.
-func PartitionArgs(change *wire.PartitionChange) []string {
-	args := []string{"--gpu=" + change.Function, "--create=" + change.Place}
-	if change.Remove {
-		args[1] = "--remove=" + change.Place
-	}
-	if change.UUID != "" {
-		args = append(args, "--uuid="+change.UUID)
-	}
-	if change.HasBegun {
-		args = append(args, "--begun")
-	}
-	return args
 }
 
 // change sends a request of this agent's session, and begins the session again if the service has

@@ -10,16 +10,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/internal/hostservice/wire"
 )
 
-// partitioned is a service with a program for partitions, which records the changes.
-func partitioned(t *testing.T, result error) (s *service, changes *[]wire.PartitionChange) {
-	s, changes = newService(t), new([]wire.PartitionChange)
-	s.config.Partitions = map[string]func(*wire.PartitionChange) (*wire.Output, error){"nvml": func(c *wire.PartitionChange) (*wire.Output, error) {
-		*changes = append(*changes, *c)
+// partitioned is a service with chandler-host in place of a program, which records its arguments.
+func partitioned(t *testing.T, result error) (s *service, changes *[]string) {
+	s, changes = newService(t), new([]string)
+	s.config.Partitions = map[string]PartitionProgram{"nvml": {Args: facts.ChangeArgs, Run: func(args []string) (*wire.Output, error) {
+		*changes = append(*changes, strings.Join(args, " "))
 		return &wire.Output{Text: "done\n", Warning: "no node"}, result
-	}}
+	}}}
 	return s, changes
 }
 
@@ -35,23 +36,22 @@ const instanceUUID = "MIG-5d2c1f01-8a41-4e0b-9c37-0b6f3d9ae401"
 func TestPartitions(t *testing.T) {
 	s, changes := partitioned(t, nil)
 	client := s.client()
-	inode := s.key(disk).Inode
-	want := []wire.PartitionChange{
-		{Place: "1g.10gb+me.all@4"},
-		{Place: "2g.20gb@0", HasBegun: true},
-		{Place: "3g.40gb-me@12", Remove: true, UUID: instanceUUID},
-		{Place: "7g.1410gb@0", Remove: true, UUID: "MIG-GPU-5d2c1f01-8a41-4e0b-9c37-0b6f3d9ae401/13/0"},
-	}
-	for i, args := range [][]string{
-		{"--gpu=" + disk, "--create=1g.10gb+me.all@4"},
-		{"--gpu=" + disk, "--create=2g.20gb@0", "--begun"},
-		{"--gpu=" + disk, "--remove=3g.40gb-me@12", "--uuid=" + instanceUUID},
-		{"--gpu=" + disk, "--remove=7g.1410gb@0", "--uuid=" + want[3].UUID},
+	const older = "MIG-GPU-5d2c1f01-8a41-4e0b-9c37-0b6f3d9ae401/13/0"
+	var want []string
+	for _, c := range []struct {
+		change discovery.PartitionChange
+		args   string
+	}{
+		{discovery.PartitionChange{Place: "1g.10gb+me.all@4"}, "--create=1g.10gb+me.all@4"},
+		{discovery.PartitionChange{Place: "2g.20gb@0", HasBegun: true}, "--create=2g.20gb@0 --begun"},
+		{discovery.PartitionChange{Place: "3g.40gb-me@12", Remove: true, UUID: instanceUUID}, "--remove=3g.40gb-me@12 --uuid=" + instanceUUID},
+		{discovery.PartitionChange{Place: "7g.1410gb@0", Remove: true, UUID: older, HasBegun: true}, "--remove=7g.1410gb@0 --uuid=" + older + " --begun"},
 	} {
-		want[i].Session, want[i].Lease, want[i].Function, want[i].Inode, want[i].Program = client.session, "unit a", disk, inode, "nvml"
-		output, warning, err := client.ChangePartition(s.leased(t, disk), "nvml", args)
+		want = append(want, "--gpu="+disk+" "+c.args)
+		c.change.Function = disk
+		output, warning, err := client.ChangePartition(s.leased(t, disk), "nvml", c.change)
 		if err != nil || string(output) != "done\n" || warning != "no node" {
-			t.Errorf("%q: %q, %q, %v", args, output, warning, err)
+			t.Errorf("%s: %q, %q, %v", c.args, output, warning, err)
 		}
 	}
 	if diff := cmp.Diff(want, *changes); diff != "" {
@@ -65,22 +65,19 @@ func TestPartitions(t *testing.T) {
 // The error of the program arrives, and a change without a lease on the function is not sent.
 func TestPartitionFails(t *testing.T) {
 	s, changes := partitioned(t, errors.New("it ended: exit status 1: in use"))
-	args := []string{"--gpu=" + disk, "--create=1g.10gb@4"}
-	if _, _, err := s.client().ChangePartition(s.leased(t, disk), "nvml", args); err == nil || err.Error() != "it ended: exit status 1: in use" {
+	change := discovery.PartitionChange{Function: disk, Place: "1g.10gb@4"}
+	if _, _, err := s.client().ChangePartition(s.leased(t, disk), "nvml", change); err == nil || err.Error() != "it ended: exit status 1: in use" {
 		t.Errorf("error %v", err)
 	}
 	for _, ctx := range []context.Context{t.Context(), s.leased(t, other)} {
-		if _, _, err := s.client().ChangePartition(ctx, "nvml", args); err == nil || !strings.Contains(err.Error(), "the lease is on function") {
+		if _, _, err := s.client().ChangePartition(ctx, "nvml", change); err == nil || !strings.Contains(err.Error(), "the lease is on function") {
 			t.Errorf("error %v", err)
 		}
-	}
-	if _, _, err := s.client().ChangePartition(s.leased(t, disk), "nvml", append(args, "--gpus=/etc")); err == nil || !strings.Contains(err.Error(), "has no argument --gpus") {
-		t.Errorf("error %v", err)
 	}
 	if len(*changes) != 1 {
 		t.Errorf("changes %v", *changes)
 	}
-	if _, _, err := NewClient("/nowhere", nil).ChangePartition(s.leased(t, disk), "nvml", args); !errors.Is(err, ErrAway) || !errors.Is(err, discovery.ErrTransient) {
+	if _, _, err := NewClient("/nowhere", nil).ChangePartition(s.leased(t, disk), "nvml", change); !errors.Is(err, ErrAway) || !errors.Is(err, discovery.ErrTransient) {
 		t.Errorf("without a service: %v", err)
 	}
 }
@@ -130,15 +127,15 @@ func TestPartitionRefusals(t *testing.T) {
 func TestPartitionOfEarlierAgent(t *testing.T) {
 	s, _ := partitioned(t, nil)
 	began, release := make(chan struct{}), make(chan struct{})
-	s.config.Partitions["nvml"] = func(*wire.PartitionChange) (*wire.Output, error) {
+	s.config.Partitions["nvml"] = PartitionProgram{Args: facts.ChangeArgs, Run: func([]string) (*wire.Output, error) {
 		close(began)
 		<-release
 		return &wire.Output{}, nil
-	}
+	}}
 	changed, begun := make(chan error, 1), make(chan error, 1)
 	ctx, next := s.leased(t, disk), s.client()
 	go func() {
-		_, _, err := s.client().ChangePartition(ctx, "nvml", []string{"--gpu=" + disk, "--create=1g.10gb@4"})
+		_, _, err := s.client().ChangePartition(ctx, "nvml", discovery.PartitionChange{Function: disk, Place: "1g.10gb@4"})
 		changed <- err
 	}()
 	<-began

@@ -34,9 +34,9 @@ type Config struct {
 	// Programs start the programs that the service runs for the agent, by their names.
 	Programs map[string]func() (Program, error)
 
-	// Partitions create and remove partitions of PCI functions, by the names of the programs that do
-	// it. The values of a change have their forms, and the function is the one of the lease.
-	Partitions map[string]func(change *wire.PartitionChange) (*wire.Output, error)
+	// Partitions create and remove partitions of PCI functions, by the names of the programs. Run is
+	// only called if the function is the one of the lease.
+	Partitions map[string]PartitionProgram
 
 	// Families are the families whose devices the service configures, by [discovery.Family.Configure].
 	Families []*discovery.Family

@@ -25,7 +25,7 @@ type Config struct {
 	Tools discovery.Tools
 
 	// Programs run the programs of families, by name; see [discovery.Tools].
-	Programs map[string]func(ctx context.Context, args ...string) ([]byte, error)
+	Programs map[string]func(context.Context, discovery.PartitionChange) ([]byte, error)
 
 	Journal journal.Config // the place of the records of created units
 	Earlier string         // the directory of the records of earlier versions

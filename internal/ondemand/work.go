@@ -273,10 +273,10 @@ var errNoPrivilege = errors.New("the agent may not change the host: this needs o
 // changeTools returns the tools for changes of a unit.
 func (m *Manager) changeTools(lease *ledger.Lease, family string) discovery.Tools {
 	return discovery.Tools{
-		Run:          m.config.Programs[family],
-		Write:        func(name, value string) error { return m.set(lease, name, value) },
-		AmendRecord:  m.amendRecord,
-		RemoveRecord: m.removeRecord,
+		ChangePartition: m.config.Programs[family],
+		Write:           func(name, value string) error { return m.set(lease, name, value) },
+		AmendRecord:     m.amendRecord,
+		RemoveRecord:    m.removeRecord,
 		CheckBusy: func(keep bool, functions ...sysfs.Device) error {
 			if m.config.Tools.CheckBusy == nil {
 				return fmt.Errorf("%s: the agent cannot find out who uses functions of the host", functions[0].Name())

@@ -73,7 +73,7 @@ type Config struct {
 
 	// Programs run the programs of families, by family name, to change devices where the
 	// administrator allows changes; see [discovery.Tools].
-	Programs map[string]func(ctx context.Context, args ...string) ([]byte, error)
+	Programs map[string]func(context.Context, discovery.PartitionChange) ([]byte, error)
 
 	// SharingPrograms sends requests to the families' programs that run sharing daemons; see
 	// [sharing.Config]. Nil means the sockets of the programs.

@@ -45,7 +45,7 @@ func newCutting(t *testing.T) *cutting {
 func (c *cutting) config() Config {
 	config := c.node.config(&rules.Rules{Mode: discovery.ModeDRA})
 	config.FS, config.Families, config.BootID = c.GPU, []*discovery.Family{nvidia.Family}, c.boot
-	config.Programs = map[string]func(ctx context.Context, args ...string) ([]byte, error){"nvidia": c.GPU.Run}
+	config.Programs = map[string]func(context.Context, discovery.PartitionChange) ([]byte, error){"nvidia": c.ChangePartition}
 	config.Settings.IdleTime = time.Minute
 	config.Settings.Partition = []discovery.Selection[struct{}]{{Expression: "all", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
 	return config
@@ -110,7 +110,7 @@ func (c *cutting) offered(device string) bool {
 // partitionService is the transport to a host service that changes partitions with the program of a
 // GPU.
 type partitionService struct {
-	run     func(ctx context.Context, args ...string) ([]byte, error)
+	change  func(context.Context, discovery.PartitionChange) ([]byte, error)
 	changes []wire.PartitionChange
 }
 
@@ -126,11 +126,7 @@ func (s *partitionService) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	s.changes = append(s.changes, c)
-	args := []string{"--gpu=" + c.Function, "--create=" + c.Place}
-	if c.Remove {
-		args = []string{"--gpu=" + c.Function, "--remove=" + c.Place, "--uuid=" + c.UUID}
-	}
-	output, err := s.run(r.Context(), args...)
+	output, err := s.change(r.Context(), discovery.PartitionChange{Function: c.Function, Place: c.Place, Remove: c.Remove, UUID: c.UUID})
 	err = errors.Join(err, json.NewEncoder(recorder).Encode(wire.Output{Text: string(output)}))
 	return recorder.Result(), err
 }
@@ -140,12 +136,12 @@ func (s *partitionService) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestAgentCutsByHostService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
-		service := &partitionService{run: c.GPU.Run}
+		service := &partitionService{change: c.ChangePartition}
 		client := hostservice.NewClient("/run", service)
 		config := c.config()
 		config.HostService, config.Write = client, nil
-		config.Programs["nvidia"] = func(ctx context.Context, args ...string) ([]byte, error) {
-			output, _, err := client.ChangePartition(ctx, facts.Program, args)
+		config.Programs["nvidia"] = func(ctx context.Context, change discovery.PartitionChange) ([]byte, error) {
+			output, _, err := client.ChangePartition(ctx, facts.Program, change)
 			return output, err
 		}
 		stop := c.run(config)

@@ -86,26 +86,19 @@ func (a *agent) guardWrites(write func(name, value string) error) func(name, val
 
 // guardPrograms returns the programs of families for changes of devices. The host service runs such
 // a program only under a lease on the PCI function that the program changes.
-func (a *agent) guardPrograms() map[string]func(ctx context.Context, args ...string) ([]byte, error) {
+func (a *agent) guardPrograms() map[string]func(context.Context, discovery.PartitionChange) ([]byte, error) {
 	if a.HostService == nil {
 		return a.Programs
 	}
-	guarded := make(map[string]func(ctx context.Context, args ...string) ([]byte, error))
-	for _, f := range a.Families {
-		for _, program := range f.Programs {
-			run := a.Programs[f.Name]
-			if program.Changes == nil || run == nil {
-				continue
+	guarded := make(map[string]func(context.Context, discovery.PartitionChange) ([]byte, error))
+	for family, change := range a.Programs {
+		guarded[family] = func(ctx context.Context, c discovery.PartitionChange) ([]byte, error) {
+			key := discovery.FunctionKey(a.host, "sys/bus/pci/devices/"+c.Function)
+			lease := a.ledger.Leases.LeaseOn(key)
+			if lease == "" {
+				return nil, fmt.Errorf("change of function %s: %w", c.Function, errNoLease)
 			}
-			guarded[f.Name] = func(ctx context.Context, args ...string) ([]byte, error) {
-				address := program.Changes(args)
-				key := discovery.FunctionKey(a.host, "sys/bus/pci/devices/"+address)
-				lease := a.ledger.Leases.LeaseOn(key)
-				if lease == "" {
-					return nil, fmt.Errorf("change of function %s: %w", address, errNoLease)
-				}
-				return run(hostservice.WithLease(ctx, hostservice.Lease{Name: lease, Function: key}), args...)
-			}
+			return change(hostservice.WithLease(ctx, hostservice.Lease{Name: lease, Function: key}), c)
 		}
 	}
 	return guarded

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"chandler.dev/discovery"
 	"chandler.dev/internal/child"
 )
 
@@ -15,14 +16,14 @@ import (
 // second, unless it has to wake the GPU up first.
 const changeLimit = time.Minute
 
-// ChangeDevice runs the program once with arguments for a change of a device, and returns its
-// output. Then ChangeDevice makes the running program scan again. Changes of the same device run
-// one at a time. A change longer than changeLimit is killed, with an unknown result.
-func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, error) {
+// ChangePartition runs the program once for a change, and returns its output. Then ChangePartition
+// makes the running program scan again. Changes of the same function run one at a time. A change
+// longer than changeLimit is killed, with an unknown result.
+func (n *Informant) ChangePartition(ctx context.Context, c discovery.PartitionChange) ([]byte, error) {
 	limit := fmt.Errorf("%s has not ended within %s", n.Name, changeLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, changeLimit, limit)
 	defer cancel()
-	leave, err := n.enterChange(ctx, n.Changes(args))
+	leave, err := n.enterChange(ctx, c.Function)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +32,7 @@ func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, e
 	ended := make(chan error, 1)
 	go func() {
 		var err error
-		output, warning, err = n.change(ctx, args)
+		output, warning, err = n.change(ctx, c)
 		n.lookAgain()
 		leave()
 		ended <- err
@@ -55,9 +56,13 @@ func (n *Informant) ChangeDevice(ctx context.Context, args ...string) ([]byte, e
 }
 
 // change runs the program once, or lets the host service run it.
-func (n *Informant) change(ctx context.Context, args []string) (output []byte, warning string, err error) {
+func (n *Informant) change(ctx context.Context, c discovery.PartitionChange) (output []byte, warning string, err error) {
 	if n.service != nil {
-		return n.service.ChangePartition(ctx, n.Service, args)
+		return n.service.ChangePartition(ctx, n.Service, c)
+	}
+	args, err := n.ChangeArgs(c)
+	if err != nil {
+		return nil, "", err
 	}
 	return child.Run(ctx, n.path, append(args, n.args...)...)
 }

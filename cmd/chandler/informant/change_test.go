@@ -27,16 +27,16 @@ func changer(t *testing.T, script string) *Informant {
 	if err != nil {
 		t.Fatal(err)
 	}
-	changes := func(args []string) string { return strings.Join(args, " ") }
-	return newInformant(discovery.Program{Name: "program", MaxSize: 100, Changes: changes}, program, hostfs.NewOverlay(fsys), []string{"--of-the-host"})
+	args := func(c discovery.PartitionChange) ([]string, error) { return []string{c.Function, c.Place}, nil }
+	return newInformant(discovery.Program{Name: "program", MaxSize: 100, ChangeArgs: args}, program, hostfs.NewOverlay(fsys), []string{"--of-the-host"})
 }
 
 // A change is a separate run of the program, whose output is returned. Then the running program
 // gets a request for a scan.
 func TestChange(t *testing.T) {
 	n := changer(t, `echo "$@"`)
-	answer, err := n.ChangeDevice(t.Context(), "--create=x", "--gpu=y")
-	if err != nil || string(answer) != "--create=x --gpu=y --of-the-host\n" {
+	answer, err := n.ChangePartition(t.Context(), discovery.PartitionChange{Function: "x", Place: "y"})
+	if err != nil || string(answer) != "x y --of-the-host\n" {
 		t.Errorf("answer %q, error %v", answer, err)
 	}
 	if len(n.scanRequests) != 1 {
@@ -49,7 +49,7 @@ func TestChange(t *testing.T) {
 func TestChangeWithAComplaint(t *testing.T) {
 	var log strings.Builder
 	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
-	if answer, err := changer(t, "echo done; echo program: node: not permitted >&2").ChangeDevice(ctx); err != nil || string(answer) != "done\n" {
+	if answer, err := changer(t, "echo done; echo program: node: not permitted >&2").ChangePartition(ctx, discovery.PartitionChange{}); err != nil || string(answer) != "done\n" {
 		t.Errorf("answer %q, error %v", answer, err)
 	}
 	if !strings.Contains(log.String(), `"node: not permitted"`) {
@@ -63,7 +63,7 @@ func TestChangeFails(t *testing.T) {
 		"too long": {"head -c 100000 /dev/zero", "too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if answer, err := changer(t, test.script).ChangeDevice(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
+			if answer, err := changer(t, test.script).ChangePartition(t.Context(), discovery.PartitionChange{}); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("answer of %d bytes, error %v, want %q in it", len(answer), err, test.want)
 			}
 		})
@@ -77,7 +77,7 @@ func TestChangeHangs(t *testing.T) {
 	within := func(d time.Duration, device string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), d)
 		defer cancel()
-		_, err := n.ChangeDevice(ctx, device)
+		_, err := n.ChangePartition(ctx, discovery.PartitionChange{Function: device})
 		return err
 	}
 	if err := within(100*time.Millisecond, "slow"); err == nil {

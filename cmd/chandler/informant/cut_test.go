@@ -107,7 +107,7 @@ func cutInstance(t *testing.T, n *Informant, host *discovery.Host) {
 		}
 	}
 	tools := discovery.Tools{
-		Run: n.ChangeDevice, AmendRecord: func(string, map[string]string) error { return nil }, RemoveRecord: func(string) error { return nil },
+		ChangePartition: n.ChangePartition, AmendRecord: func(string, map[string]string) error { return nil }, RemoveRecord: func(string) error { return nil },
 	}
 	began := time.Now()
 	change(nvidia.Family.Create(host, tools, *free.Creation))

@@ -42,10 +42,8 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation)
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"--gpu=" + place.gpu.Address, "--create=" + place.name}
-	if how, ours := madeBefore(host, m.Unit); ours && isIncomplete(how) {
-		args = append(args, "--begun")
-	}
+	how, ours := madeBefore(host, m.Unit)
+	change := discovery.PartitionChange{Function: place.gpu.Address, Place: place.name, HasBegun: ours && isIncomplete(how)}
 	return func(ctx context.Context) error {
 		others := place.inTheWay(host, m.Unit)
 		for _, other := range others {
@@ -53,7 +51,7 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation)
 				return err
 			}
 		}
-		answer, err := run(ctx, tools, args...)
+		answer, err := runProgram(ctx, tools, change)
 		if err != nil {
 			return err
 		}
@@ -92,7 +90,7 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Creatio
 	switch {
 	case errors.Is(err, errGone):
 		return nil, nil
-	case tools.Run == nil:
+	case tools.ChangePartition == nil:
 		return nil, withoutNVML(host, m)
 	case err != nil:
 		return nil, err
@@ -107,16 +105,6 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Creatio
 		ours := made{unit: m.Unit, place: place.name, uuid: m.How[uuidOf], begun: isIncomplete(m.How)}
 		return ours.remove(ctx, tools, place.gpu.Address)
 	}, nil
-}
-
-// gpuOf returns the GPU that the arguments of chandler-host change.
-func gpuOf(args []string) string {
-	for _, arg := range args {
-		if gpu, ok := strings.CutPrefix(arg, "--gpu="); ok {
-			return gpu
-		}
-	}
-	return ""
 }
 
 // sameInstance reports whether an instance is the one that the agent created, as far as the UUIDs
@@ -138,14 +126,7 @@ func (i *made) remove(ctx context.Context, tools discovery.Tools, gpu string) er
 	if err := tools.AmendRecord(i.unit, map[string]string{stateOf: removing}); err != nil {
 		return err
 	}
-	args := []string{"--gpu=" + gpu, "--remove=" + i.place}
-	if i.uuid != "" {
-		args = append(args, "--uuid="+i.uuid)
-	}
-	if i.begun {
-		args = append(args, "--begun")
-	}
-	_, err := run(ctx, tools, args...)
+	_, err := runProgram(ctx, tools, discovery.PartitionChange{Function: gpu, Place: i.place, Remove: true, UUID: i.uuid, HasBegun: i.begun})
 	return err
 }
 
@@ -170,11 +151,11 @@ func withoutNVML(host *discovery.Host, m discovery.Creation) error {
 		m.How["place"], address, cmp.Or(gi, "NUMBER"))
 }
 
-func run(ctx context.Context, tools discovery.Tools, args ...string) ([]byte, error) {
-	if tools.Run == nil {
+func runProgram(ctx context.Context, tools discovery.Tools, change discovery.PartitionChange) ([]byte, error) {
+	if tools.ChangePartition == nil {
 		return nil, errors.New("there is no chandler-host to ask")
 	}
-	return tools.Run(ctx, args...)
+	return tools.ChangePartition(ctx, change)
 }
 
 // where is a place on a GPU for a MIG instance.

@@ -49,8 +49,8 @@ func TestUnmakeOfWhatIsGone(t *testing.T) {
 		How: map[string]string{"gpu": cuttest.Address, "place": "1g.10gb@0"},
 	}
 	tools := discovery.Tools{
-		Run:         func(context.Context, ...string) ([]byte, error) { return nil, errors.New("asked") },
-		AmendRecord: func(string, map[string]string) error { return nil },
+		ChangePartition: func(context.Context, discovery.PartitionChange) ([]byte, error) { return nil, errors.New("asked") },
+		AmendRecord:     func(string, map[string]string) error { return nil },
 	}
 	without := func(files fstest.MapFS, told ...facts.GPU) {
 		text, err := facts.Format(told)

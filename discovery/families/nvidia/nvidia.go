@@ -53,10 +53,10 @@ var Family = &discovery.Family{
 
 		Provides: "memory, architecture, MIG profiles and XID errors",
 
-		File:    facts.Path,
-		Driver:  "/proc/driver/nvidia",
-		Service: facts.Program,
-		Changes: gpuOf,
+		File:       facts.Path,
+		Driver:     "/proc/driver/nvidia",
+		Service:    facts.Program,
+		ChangeArgs: facts.ChangeArgs,
 		Args: func(hostRoot, root string) []string {
 			return []string{"--host-root=" + hostRoot, "--driver-root=" + root, "--gpus=" + path.Join(hostRoot, "proc/driver/nvidia/gpus")}
 		},

@@ -30,7 +30,7 @@ type cutHost struct {
 
 func (h *cutHost) tools() discovery.Tools {
 	return discovery.Tools{
-		Run: h.Run,
+		ChangePartition: h.ChangePartition,
 		AmendRecord: func(unit string, how map[string]string) error {
 			if now := h.ours[unit]; now != nil {
 				maps.Copy(now, how)

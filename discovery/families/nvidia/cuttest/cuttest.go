@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing/fstest"
 
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
@@ -110,7 +111,7 @@ func (g *GPU) Instances() (places []string) {
 
 func placeOf(i facts.Instance) string { return fmt.Sprintf("%s@%d", i.Profile, i.Placement.Start) }
 
-// Calls returns the calls of [GPU.Run] since the previous call of Calls.
+// Calls returns the calls of [GPU.ChangePartition] since the previous call of Calls.
 func (g *GPU) Calls() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -129,22 +130,11 @@ func (g *GPU) Fail(xid facts.XID) {
 	}
 }
 
-// Run simulates chandler-host with these arguments.
-func (g *GPU) Run(_ context.Context, args ...string) ([]byte, error) {
-	if len(args) < 2 || args[0] != "--gpu="+Address {
-		return nil, fmt.Errorf("called with %q", args)
-	}
-	begun, uuid := false, ""
-	for _, arg := range args[2:] {
-		value, ok := strings.CutPrefix(arg, "--uuid=")
-		switch {
-		case ok:
-			uuid = value
-		case arg == "--begun":
-			begun = true
-		default:
-			return nil, fmt.Errorf("called with %q", args)
-		}
+// ChangePartition simulates chandler-host, which makes a change.
+func (g *GPU) ChangePartition(_ context.Context, c discovery.PartitionChange) ([]byte, error) {
+	args, err := facts.ChangeArgs(c)
+	if err != nil || c.Function != Address {
+		return nil, fmt.Errorf("called with %+v: %w", c, err)
 	}
 	g.mu.Lock()
 	g.calls = append(g.calls, strings.TrimPrefix(args[1], "--"))
@@ -154,19 +144,18 @@ func (g *GPU) Run(_ context.Context, args ...string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if place, ok := strings.CutPrefix(args[1], "--remove="); ok {
-		if now := g.At(place); now != nil && uuid != "" && now.UUID != uuid {
+	if c.Remove {
+		if now := g.At(c.Place); now != nil && c.UUID != "" && now.UUID != c.UUID {
 			return nil, fmt.Errorf("it is %s now", now.UUID)
 		}
-		g.Remove(place)
+		g.Remove(c.Place)
 		return nil, nil
 	}
-	place := strings.TrimPrefix(args[1], "--create=")
-	answer := facts.Cut{Found: g.At(place) != nil && !begun}
-	if err := g.Cut(place); err != nil {
+	answer := facts.Cut{Found: g.At(c.Place) != nil && !c.HasBegun}
+	if err := g.Cut(c.Place); err != nil {
 		answer = facts.Cut{Refused: err.Error()}
 	} else {
-		answer.Instance = *g.At(place)
+		answer.Instance = *g.At(c.Place)
 	}
 	return json.Marshal(answer)
 }
