@@ -82,7 +82,7 @@ func run(m *testing.M) (code int, err error) {
 	if project, err = chandler.Build(ctx, builder, programs, dir); err != nil {
 		return 0, err
 	}
-	config := cluster.Config{Programs: programs, Progress: os.Stderr, FeatureGates: switchedOn(), PodSecurity: "baseline"}
+	config := cluster.Config{Programs: programs, Progress: os.Stderr, FeatureGates: switchedOn(), PodSecurity: "baseline", Audit: []string{agentUser}}
 	if *version != build.Classic { // no resource.k8s.io
 		config.RuntimeConfig = moreVersions
 	}

@@ -71,11 +71,14 @@ func TestAgentIsKeptToItsNode(t *testing.T) {
 	}
 }
 
+// agentUser is the user of all agents.
+const agentUser = "system:serviceaccount:" + chandler.Namespace + ":chandler"
+
 // agentOf returns a client that impersonates the agent of a node.
 func agentOf(t *testing.T, nodeName string) kubernetes.Interface {
 	t.Helper()
 	config := rest.CopyConfig(node.RESTConfig())
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + chandler.Namespace + ":chandler"}
+	config.Impersonate = rest.ImpersonationConfig{UserName: agentUser}
 	if nodeName != "" {
 		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {nodeName}}
 	}

@@ -67,27 +67,14 @@ func (o *runOptions) pageServer(client kubernetes.Interface) func(context.Contex
 		return nil
 	}
 	return func(ctx context.Context, facts func() (inventory.Facts, bool)) {
-		var version atomic.Value
-		version.Store("")
-		go func() {
-			for ctx.Err() == nil {
-				if said := serverVersion(client); said != "" {
-					version.Store(said)
-					return
-				}
-				select {
-				case <-ctx.Done():
-				case <-time.After(pageRetry):
-				}
-			}
-		}()
+		version := versionReader(ctx, client)
 		read := pageReader(facts, func() []inventory.Class {
 			classes, err := shippedClasses()
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "The web UI cannot show how to request devices")
 			}
 			return classes
-		}, func() string { return version.Load().(string) })
+		}, version)
 		said := false
 		for ctx.Err() == nil {
 			listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.pageAddress)
@@ -118,6 +105,31 @@ func pageReader(facts func() (inventory.Facts, bool), compile func() []inventory
 		}
 		found.Classes, found.Kubernetes = classes(), version()
 		return inventory.Make(found)
+	}
+}
+
+// versionReader returns a function that reads the version of the API server for the web UI, "" until the
+// server has answered. The first call requests the version, because few web UIs are ever opened.
+func versionReader(ctx context.Context, client kubernetes.Interface) func() string {
+	var version atomic.Value
+	version.Store("")
+	request := sync.OnceFunc(func() {
+		go func() {
+			for ctx.Err() == nil {
+				if said := serverVersion(client); said != "" {
+					version.Store(said)
+					return
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(pageRetry):
+				}
+			}
+		}()
+	})
+	return func() string {
+		request()
+		return version.Load().(string)
 	}
 }
 

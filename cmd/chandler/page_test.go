@@ -12,7 +12,10 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"k8s.io/client-go/kubernetes/fake"
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
@@ -315,4 +318,25 @@ func TestClassesAreCompiledAtTheFirstRead(t *testing.T) {
 	if compiled != 1 {
 		t.Errorf("compiled %d times", compiled)
 	}
+}
+
+// An agent whose web UI is never opened does not request the version of the API server. The web UI has
+// the version once the API server has answered.
+func TestVersionIsRequestedAtTheFirstRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		read := versionReader(ctx, client)
+		if n := len(client.Actions()); n != 0 {
+			t.Errorf("%d requests before the first read", n)
+		}
+		for range 2 {
+			read()
+			synctest.Wait()
+		}
+		if n := len(client.Actions()); n != 1 || read() == "" {
+			t.Errorf("%d requests, version %q", n, read())
+		}
+	})
 }

@@ -55,6 +55,8 @@ type Config struct {
 	// PodSecurity is the Pod Security Standard for namespaces without a label, such as "baseline".
 	// The default is "privileged", which enforces nothing.
 	PodSecurity string
+	// Audit lists users whose requests the API server records in AuditLog.
+	Audit []string
 	// Kubelet overrides fields of the KubeletConfiguration.
 	Kubelet map[string]any
 	// Progress receives a message for each step of the start, unless it is nil.

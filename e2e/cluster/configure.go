@@ -28,11 +28,16 @@ const (
 	pkiDir           = kubernetesDir + "/pki"
 	kubeletConfig    = kubernetesDir + "/kubelet.yaml"
 	admissionConfig  = kubernetesDir + "/admission.yaml"
+	auditPolicy      = kubernetesDir + "/audit.yaml"
 	containerdConfig = "/etc/containerd/config.toml"
 	cniConfig        = "/etc/cni/net.d/10-pods.conflist"
 
 	containerdSocket = "/run/containerd/containerd.sock"
 )
+
+// AuditLog is the file on the first node with the requests of the users in Config.Audit. The API
+// server appends an audit.k8s.io/v1 Event in JSON to it as it answers a request.
+const AuditLog = "/var/log/kubernetes/audit.log"
 
 // PauseImage is an image on each node with a program that does nothing.
 const PauseImage = "localhost/pause:1"
@@ -42,7 +47,7 @@ func (c *Cluster) configure() (err error) {
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("certificate authority: %w", err)
 	}
-	files := map[string][]byte{admissionConfig: []byte(c.admissionYAML())}
+	files := map[string][]byte{admissionConfig: []byte(c.admissionYAML()), auditPolicy: []byte(c.auditYAML())}
 	if err := c.addIdentities(files, c.ca); err != nil {
 		return err
 	}
@@ -168,6 +173,8 @@ func (c *Cluster) apiserverArgs() []string {
 		"--admission-control-config-file="+admissionConfig,
 		"--advertise-address="+NodeIP,
 		"--allow-privileged=true",
+		"--audit-log-path="+AuditLog,
+		"--audit-policy-file="+auditPolicy,
 		"--authorization-mode=Node,RBAC",
 		"--client-ca-file="+pkiDir+"/ca.crt",
 		"--enable-admission-plugins=NodeRestriction",
@@ -198,6 +205,20 @@ plugins:
     kind: PodSecurityConfiguration
     defaults: {enforce: %q, enforce-version: latest}
 `, cmp.Or(c.cfg.PodSecurity, "privileged"))
+}
+
+// auditYAML records the requests of the users in Config.Audit without their objects.
+func (c *Cluster) auditYAML() string {
+	var rules strings.Builder
+	for _, user := range c.cfg.Audit {
+		fmt.Fprintf(&rules, "- {level: Metadata, users: [%q]}\n", user)
+	}
+	return fmt.Sprintf(`apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+%s- {level: None}
+`, rules.String())
 }
 
 func (c *Cluster) controllerManagerArgs() []string {
