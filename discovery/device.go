@@ -50,7 +50,7 @@ type Device struct {
 	// Lists holds the attributes that have several values, as lists. If the cluster supports list
 	// attributes, Lists are published in addition to Attributes, and replace attributes of the same
 	// name.
-	Lists Attributes `json:"lists,omitempty"`
+	Lists Lists `json:"lists,omitempty"`
 
 	// Capacity is published in the ResourceSlice unchanged. A device with the capacity [Shares] can
 	// be allocated to that many containers at once.
@@ -230,7 +230,38 @@ const (
 
 // Attributes are a device's attributes by name; see docs/attributes.md for the
 // vocabulary that all families share.
-type Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+type Attributes map[resourceapi.QualifiedName]Attribute
+
+// Attribute is the value of an attribute: one field is set. A [resourceapi.DeviceAttribute] has
+// fields for lists too, which are in [Device.Lists], and takes four times the memory.
+type Attribute struct {
+	IntValue     *int64  `json:"int,omitempty"`
+	BoolValue    *bool   `json:"bool,omitempty"`
+	StringValue  *string `json:"string,omitempty"`
+	VersionValue *string `json:"version,omitempty"`
+}
+
+// ForSlice returns the value as in a ResourceSlice.
+func (a Attribute) ForSlice() resourceapi.DeviceAttribute {
+	return resourceapi.DeviceAttribute{IntValue: a.IntValue, BoolValue: a.BoolValue, StringValue: a.StringValue, VersionValue: a.VersionValue}
+}
+
+// ForSlice returns the attributes as in a ResourceSlice.
+func (a Attributes) ForSlice() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	published := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, len(a))
+	for name, value := range a {
+		published[name] = value.ForSlice()
+	}
+	return published
+}
+
+// AttributeOf returns the value of a published attribute without its lists.
+func AttributeOf(a resourceapi.DeviceAttribute) Attribute {
+	return Attribute{IntValue: a.IntValue, BoolValue: a.BoolValue, StringValue: a.StringValue, VersionValue: a.VersionValue}
+}
+
+// Lists are the values of attributes with several values, by name, as in a ResourceSlice.
+type Lists map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // SetString sets a string attribute. SetString ignores an empty value, which means unknown,
 // truncates a value longer than the API's limit at a character boundary, and replaces unprintable
@@ -241,7 +272,7 @@ func (a Attributes) SetString(name resourceapi.QualifiedName, value string) {
 		value = strings.TrimSpace(strings.ToValidUTF8(value[:resourceapi.DeviceAttributeMaxValueLength], ""))
 	}
 	if value != "" {
-		a[name] = resourceapi.DeviceAttribute{StringValue: &value}
+		a[name] = Attribute{StringValue: &value}
 	}
 }
 
@@ -254,12 +285,12 @@ func printableRune(r rune) rune {
 
 // SetInt sets an integer attribute.
 func (a Attributes) SetInt(name resourceapi.QualifiedName, value int64) {
-	a[name] = resourceapi.DeviceAttribute{IntValue: &value}
+	a[name] = Attribute{IntValue: &value}
 }
 
 // SetBool sets a boolean attribute.
 func (a Attributes) SetBool(name resourceapi.QualifiedName, value bool) {
-	a[name] = resourceapi.DeviceAttribute{BoolValue: &value}
+	a[name] = Attribute{BoolValue: &value}
 }
 
 // Values returns the value of an attribute as text, or the values of a list.

@@ -42,7 +42,7 @@ func (d *Device) Names(name resourceapi.QualifiedName) []string {
 func (d *Device) setList(name resourceapi.QualifiedName, list resourceapi.DeviceAttribute) {
 	d.Lists = maps.Clone(d.Lists)
 	if d.Lists == nil {
-		d.Lists = make(Attributes)
+		d.Lists = make(Lists)
 	}
 	d.Lists[name] = list
 }

@@ -39,19 +39,19 @@ func TestListsOfPlaces(t *testing.T) {
 	tests := map[string]struct {
 		device discovery.Device
 		fsys   fstest.MapFS
-		want   discovery.Attributes
+		want   discovery.Lists
 	}{
-		"a neighbour on its socket":    {device: at("a", 1, first), want: discovery.Attributes{numa: {IntValues: []int64{1, 0}}}},
-		"of the other socket":          {device: at("a", 2, first), want: discovery.Attributes{numa: {IntValues: []int64{2, 3}}}},
+		"a neighbour on its socket":    {device: at("a", 1, first), want: discovery.Lists{numa: {IntValues: []int64{1, 0}}}},
+		"of the other socket":          {device: at("a", 2, first), want: discovery.Lists{numa: {IntValues: []int64{2, 3}}}},
 		"no distances":                 {device: at("a", 4, first)},
 		"a machine without NUMA nodes": {device: at("a", 0, first), fsys: fstest.MapFS{}},
 		"a node that there is not":     {device: at("a", 5000, first)},
 		"no node":                      {device: at("a", -1, first)},
 		"functions on one root":        {device: at("a", -1, first, second)},
-		"functions on two roots":       {device: at("a", -1, third, second, first), want: discovery.Attributes{root: {StringValues: []string{"pci0000:80", "pci0000:00"}}}},
+		"functions on two roots":       {device: at("a", -1, third, second, first), want: discovery.Lists{root: {StringValues: []string{"pci0000:80", "pci0000:00"}}}},
 		"both": {
 			device: at("a", 0, first, third, "sys/devices/virtual/misc/x"),
-			want:   discovery.Attributes{numa: {IntValues: []int64{0, 1}}, root: {StringValues: []string{"pci0000:00", "pci0000:80"}}},
+			want:   discovery.Lists{numa: {IntValues: []int64{0, 1}}, root: {StringValues: []string{"pci0000:00", "pci0000:80"}}},
 		},
 	}
 	for name, test := range tests {

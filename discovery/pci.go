@@ -240,7 +240,7 @@ func setPlace(a Attributes, function sysfs.Device) error {
 	}
 	attribute, err := deviceattribute.GetNUMANodeAttribute(int(node), deviceattribute.ScalarAttribute)
 	if err == nil {
-		a[attribute.Name] = attribute.Value
+		a[attribute.Name] = AttributeOf(attribute.Value)
 	}
 	return err
 }

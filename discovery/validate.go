@@ -28,8 +28,10 @@ func (d *Device) Validate() error {
 	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		errs = append(errs, fmt.Errorf("%d attributes and capacities, at most %d", n, resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice))
 	}
-	errs = append(errs, validateAttributes("attribute", d.Attributes)...)
-	errs = append(errs, validateAttributes("list", d.Lists)...)
+	errs = append(errs, inOrder("attribute", d.Attributes, func(name resourceapi.QualifiedName, a Attribute) error {
+		return validateAttribute(name, a.ForSlice())
+	})...)
+	errs = append(errs, inOrder("list", d.Lists, validateAttribute)...)
 	errs = append(errs, inOrder("capacity", d.Capacity, func(name resourceapi.QualifiedName, _ resourceapi.DeviceCapacity) error {
 		return validateName(name)
 	})...)
@@ -54,10 +56,8 @@ func (d *Device) Validate() error {
 	return errors.Join(errs...)
 }
 
-func validateAttributes(what string, attributes Attributes) []error {
-	return inOrder(what, attributes, func(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute) error {
-		return errors.Join(validateName(name), validateValue(a))
-	})
+func validateAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute) error {
+	return errors.Join(validateName(name), validateValue(a))
 }
 
 // inOrder returns the errors of the entries of a map, sorted by name. Only the invalid entries are

@@ -24,5 +24,5 @@ func (a Attributes) SetVersion(name resourceapi.QualifiedName, text string) {
 		numbers[i], _ = strconv.ParseUint(digits, 10, 64) // "" is 0
 	}
 	version := fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
-	a[name] = resourceapi.DeviceAttribute{VersionValue: &version}
+	a[name] = Attribute{VersionValue: &version}
 }

@@ -296,7 +296,7 @@ func (m *metadata) RemoveTemporary(age time.Duration) error {
 func metadataOf(r *ledger.Result, device *rules.Offered) *kubeletplugin.DeviceMetadata {
 	out := &kubeletplugin.DeviceMetadata{Attributes: make(map[string]resourceapi.DeviceAttribute, len(device.Attributes))}
 	for name, value := range device.Attributes {
-		out.Attributes[string(name)] = value
+		out.Attributes[string(name)] = value.ForSlice()
 	}
 	if name := interfaceOf(r); name != "" {
 		out.NetworkData = &resourceapi.NetworkDeviceData{InterfaceName: name}

@@ -161,7 +161,7 @@ func TestMetadata(t *testing.T) {
 	if len(devices) != 2 || devices[0].Name != "a" || devices[1].Name != "b" || devices[0].Driver != "chandler.dev" || devices[0].Pool != "node" {
 		t.Fatalf("devices: %+v", devices)
 	}
-	if diff := cmp.Diff(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute(a.Attributes), devices[0].Attributes); diff != "" {
+	if diff := cmp.Diff(a.Attributes.ForSlice(), devices[0].Attributes); diff != "" {
 		t.Errorf("attributes (-published +read):\n%s", diff)
 	}
 	if devices[0].NetworkData != nil {

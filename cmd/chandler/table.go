@@ -162,7 +162,9 @@ func columnWidths(columns []column, rows [][]string, width int) []int {
 
 // attribute returns a function that prints an attribute, "" if there is none.
 func attribute(name resourceapi.QualifiedName) func(rules.Offered) string {
-	return func(d rules.Offered) string { return strings.Join(discovery.Values(d.Attributes[name]), ",") }
+	return func(d rules.Offered) string {
+		return strings.Join(discovery.Values(d.Attributes[name].ForSlice()), ",")
+	}
 }
 
 func memory(d rules.Offered) string {

@@ -236,7 +236,7 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 
 // checkAttribute checks one attribute against the vocabulary. Numbers must not be negative: the
 // kernel writes -1 for an unknown number.
-func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute) error {
+func checkAttribute(name resourceapi.QualifiedName, a discovery.Attribute) error {
 	kind, known := discovery.Vocabulary[name]
 	if !known && !strings.HasPrefix(string(name), standard) {
 		return fmt.Errorf("not in the vocabulary")

@@ -75,7 +75,7 @@ func TestDocsOfCapacities(t *testing.T) {
 
 // exampleOf returns an attribute with the value that text represents, none if text has another
 // type.
-func exampleOf(kind, text string) (a resourceapi.DeviceAttribute) {
+func exampleOf(kind, text string) (a discovery.Attribute) {
 	switch kind {
 	case "string":
 		a.StringValue = &text

@@ -145,7 +145,7 @@ func (h *randomHost) setLists(d *rules.Offered) {
 	for i := range 1 + h.IntN(resourceapi.ResourceSliceMaxAttributeValuesPerDevice) {
 		peers = append(peers, fmt.Sprintf("%s-peer-%02d", d.Name[:len("dev-0000")], i))
 	}
-	d.Lists = discovery.Attributes{"resource.kubernetes.io/numaNode": {IntValues: nodes}, "linkedTo": {StringValues: peers}}
+	d.Lists = discovery.Lists{"resource.kubernetes.io/numaNode": {IntValues: nodes}, "linkedTo": {StringValues: peers}}
 }
 
 // setAttribute sets an attribute of any type, with a long name and value.
@@ -161,7 +161,7 @@ func (h *randomHost) setAttribute(attributes discovery.Attributes, i int) {
 		attributes.SetBool(name, h.oneIn(2))
 	case 3:
 		version := "1.22.333-" + strings.Repeat("rc", 27)
-		attributes[name] = resourceapi.DeviceAttribute{VersionValue: &version}
+		attributes[name] = discovery.Attribute{VersionValue: &version}
 	}
 }
 

@@ -20,7 +20,7 @@ func sameDevice(a, b *discovery.Device) bool {
 		slices.Equal(a.Includes, b.Includes) &&
 		maps.EqualFunc(a.Attributes, b.Attributes, sameAttribute) &&
 		maps.EqualFunc(a.Capacity, b.Capacity, sameCapacity) &&
-		maps.EqualFunc(a.Lists, b.Lists, sameAttribute) && maps.Equal(a.Facts, b.Facts) &&
+		maps.EqualFunc(a.Lists, b.Lists, sameList) && maps.Equal(a.Facts, b.Facts) &&
 		slices.Equal(a.CommonNodes, b.CommonNodes) && sameEdits(&a.Edits, &b.Edits) && sameEdits(&a.SharedEdits, &b.SharedEdits) &&
 		slices.Equal(a.Files, b.Files) &&
 		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&
@@ -41,11 +41,15 @@ func samePointer[T any](a, b *T, same func(a, b T) bool) bool {
 
 func equal[T comparable](a, b T) bool { return a == b }
 
-func sameAttribute(a, b resourceapi.DeviceAttribute) bool {
+func sameAttribute(a, b discovery.Attribute) bool {
 	return samePointer(a.StringValue, b.StringValue, equal) &&
 		samePointer(a.IntValue, b.IntValue, equal) &&
 		samePointer(a.VersionValue, b.VersionValue, equal) &&
-		samePointer(a.BoolValue, b.BoolValue, equal) &&
+		samePointer(a.BoolValue, b.BoolValue, equal)
+}
+
+func sameList(a, b resourceapi.DeviceAttribute) bool {
+	return sameAttribute(discovery.AttributeOf(a), discovery.AttributeOf(b)) &&
 		slices.Equal(a.StringValues, b.StringValues) &&
 		slices.Equal(a.IntValues, b.IntValues) &&
 		slices.Equal(a.VersionValues, b.VersionValues) &&

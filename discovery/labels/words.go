@@ -6,8 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	resourceapi "k8s.io/api/resource/v1"
-
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 )
@@ -37,7 +35,7 @@ func wordsOf(d *rules.Offered) map[string]string {
 	return words
 }
 
-func setAttribute(words map[string]string, name string, attribute resourceapi.DeviceAttribute) {
+func setAttribute(words map[string]string, name string, attribute discovery.Attribute) {
 	switch {
 	case attribute.StringValue != nil:
 		words[name] = *attribute.StringValue

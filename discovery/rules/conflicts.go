@@ -158,7 +158,7 @@ func (s *Snapshot) compareAttributes(resource string, attributes []resourceapi.Q
 
 // valueOf returns an attribute of a device with its name, as text.
 func valueOf(d *Offered, name resourceapi.QualifiedName) string {
-	values := discovery.Values(d.Attributes[name])
+	values := discovery.Values(d.Attributes[name].ForSlice())
 	if len(values) == 0 {
 		return fmt.Sprintf("no %s", name)
 	}

@@ -115,7 +115,7 @@ func (s Selector) SelectsDevice(d discovery.Device) (bool, error) {
 	selected, _, err := s.compiled.DeviceMatches(context.Background(), dracel.Device{
 		Driver:                   discovery.Domain,
 		AllowMultipleAllocations: &d.Shareable,
-		Attributes:               d.Attributes,
+		Attributes:               d.Attributes.ForSlice(),
 		Capacity:                 d.Capacity,
 	})
 	if err != nil {

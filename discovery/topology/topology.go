@@ -42,7 +42,6 @@ func PlaceOf(devices ...*discovery.Device) *Place {
 		if node.IntValue != nil {
 			p.numa = append(p.numa, *node.IntValue)
 		}
-		p.numa = append(p.numa, node.IntValues...)
 	}
 	slices.Sort(p.silicon)
 	p.silicon = slices.Compact(p.silicon)

@@ -40,7 +40,7 @@ func probeCounters() map[string]resourceapi.Counter {
 func probePart(name string) resourceapi.Device {
 	return resourceapi.Device{
 		Name:             name,
-		Attributes:       discovery.Attributes{"partitionType": {StringValue: new("part")}},
+		Attributes:       map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"partitionType": {StringValue: new("part")}},
 		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: probeSet, Counters: probeCounters()}},
 	}
 }
@@ -53,7 +53,7 @@ func consumesCounters(d resourceapi.Device) bool { return len(d.ConsumesCounters
 func listProbe() []probe {
 	return []probe{{
 		"DRAListTypeAttributes",
-		resourceapi.Device{Name: "listed", Attributes: discovery.Attributes{"linkedTo": {StringValues: []string{"a", "b"}}}},
+		resourceapi.Device{Name: "listed", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"linkedTo": {StringValues: []string{"a", "b"}}}},
 		func(d madeSlice) bool { return len(d.Attributes["linkedTo"].StringValues) > 0 },
 	}}
 }
@@ -62,7 +62,7 @@ func listProbe() []probe {
 // it, one slice is enough for such servers.
 func mixedProbe() probe {
 	lists := listProbe()[0]
-	lists.device.Attributes = discovery.Attributes{"linkedTo": {StringValue: new("a"), StringValues: []string{"a", "b"}}}
+	lists.device.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"linkedTo": {StringValue: new("a"), StringValues: []string{"a", "b"}}}
 	return lists
 }
 

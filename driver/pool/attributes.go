@@ -23,17 +23,17 @@ var leftOutFirst = []resourceapi.QualifiedName{"pciVendor", "pciDevice", "pKey",
 // publishedAttributes returns the attributes of a device in the ResourceSlice. Unless the
 // administrator lists them, the optional attributes are left out, and the PCI IDs of a device with a
 // model. If the server keeps lists (KEP-5491), a list replaces the string or number of the same name.
-func (in *input) publishedAttributes(d *rules.Offered) discovery.Attributes {
-	out := maps.Clone(d.Attributes)
-	if out == nil {
-		out = make(discovery.Attributes)
+func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	own := maps.Clone(d.Attributes)
+	if own == nil {
+		own = make(discovery.Attributes)
 	}
 	lists := maps.Clone(d.Lists)
 	isListed := func(name resourceapi.QualifiedName) bool { return slices.Contains(in.Snapshot.Attributes, name) }
 	leaveOut := func(names ...resourceapi.QualifiedName) {
 		for _, name := range names {
 			if !isListed(name) {
-				delete(out, name)
+				delete(own, name)
 				delete(lists, name)
 			}
 		}
@@ -43,17 +43,18 @@ func (in *input) publishedAttributes(d *rules.Offered) discovery.Attributes {
 		leaveOut(discovery.ReplacedByModel...)
 	}
 	most := maxAttributes
-	for name := range out {
+	for name := range own {
 		if isListed(name) {
 			most++
 		}
 	}
 	for _, name := range leftOutFirst {
-		if len(out) > most {
+		if len(own) > most {
 			leaveOut(name)
 		}
 	}
-	in.near.describe(d.Name, in.Snapshot.Attributes, out)
+	in.near.describe(d.Name, in.Snapshot.Attributes, own)
+	out := own.ForSlice()
 	if in.Features.Lists {
 		addLists(out, lists, d)
 	}

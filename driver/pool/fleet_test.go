@@ -111,8 +111,8 @@ func exampleDevices() (devices []resourceapi.Device) {
 		a.SetInt("index", int64(i))
 		a.SetString("uuid", fmt.Sprintf("gpu-18db0e85-99e9-c746-8531-ffeb86328b%02x", i))
 		a.SetString("model", "LATEST-GPU-MODEL")
-		a["driverVersion"] = resourceapi.DeviceAttribute{VersionValue: new("1.0.0")}
-		devices = append(devices, resourceapi.Device{Name: fmt.Sprintf("gpu-%d", i), Attributes: a, Capacity: discovery.Capacity{"memory": {Value: resource.MustParse("80Gi")}}})
+		a["driverVersion"] = discovery.Attribute{VersionValue: new("1.0.0")}
+		devices = append(devices, resourceapi.Device{Name: fmt.Sprintf("gpu-%d", i), Attributes: a.ForSlice(), Capacity: discovery.Capacity{"memory": {Value: resource.MustParse("80Gi")}}})
 	}
 	return devices
 }
@@ -126,14 +126,14 @@ func nvidiaDevices() (devices []resourceapi.Device) {
 		a.SetString("productName", "NVIDIA H100 80GB HBM3")
 		a.SetString("brand", "Nvidia")
 		a.SetString("architecture", "Hopper")
-		a["cudaComputeCapability"] = resourceapi.DeviceAttribute{VersionValue: new("9.0.0")}
-		a["driverVersion"] = resourceapi.DeviceAttribute{VersionValue: new("570.86.15")}
-		a["cudaDriverVersion"] = resourceapi.DeviceAttribute{VersionValue: new("12.8.0")}
+		a["cudaComputeCapability"] = discovery.Attribute{VersionValue: new("9.0.0")}
+		a["driverVersion"] = discovery.Attribute{VersionValue: new("570.86.15")}
+		a["cudaDriverVersion"] = discovery.Attribute{VersionValue: new("12.8.0")}
 		a.SetString("addressingMode", "HMM")
 		a.SetString("resource.kubernetes.io/pciBusID", fmt.Sprintf("0000:%02x:00.0", i))
 		a.SetString("resource.kubernetes.io/pcieRoot", fmt.Sprintf("pci0000:%02x", i))
 		a.SetInt("resource.kubernetes.io/numaNode", int64(i/4))
-		devices = append(devices, resourceapi.Device{Name: fmt.Sprintf("gpu-%d", i), Attributes: a, Capacity: discovery.Capacity{"memory": {Value: resource.MustParse("81559Mi")}}})
+		devices = append(devices, resourceapi.Device{Name: fmt.Sprintf("gpu-%d", i), Attributes: a.ForSlice(), Capacity: discovery.Capacity{"memory": {Value: resource.MustParse("81559Mi")}}})
 	}
 	return devices
 }

@@ -6,13 +6,12 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 )
 
 // addLists replaces strings and numbers by the lists of the same name. A list beyond the limits is
 // omitted, and its string or number remains.
-func addLists(out, lists discovery.Attributes, d *rules.Offered) {
+func addLists(out, lists map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, d *rules.Offered) {
 	room := resourceapi.ResourceSliceMaxAttributeValuesPerDevice - len(out)
 	most := resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - len(d.Capacity)
 	if len(d.Takes) > 0 { // room for the partition type
@@ -42,7 +41,7 @@ func valuesOf(a resourceapi.DeviceAttribute) int {
 }
 
 // withoutLists returns the attributes without the list attributes.
-func withoutLists(attributes discovery.Attributes) discovery.Attributes {
+func withoutLists(attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	out := maps.Clone(attributes)
 	maps.DeleteFunc(out, func(_ resourceapi.QualifiedName, a resourceapi.DeviceAttribute) bool {
 		return a.IntValues != nil || a.BoolValues != nil || a.StringValues != nil || a.VersionValues != nil

@@ -99,7 +99,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 		for i := range test.attributes {
 			d.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
 		}
-		d.Lists = discovery.Attributes{"rdmaDevice": {StringValues: many(test.peers)}}
+		d.Lists = discovery.Lists{"rdmaDevice": {StringValues: many(test.peers)}}
 		resources, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
 		slice := resources.Slices[1]
 		values := 0
@@ -115,7 +115,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 // A vanished device has no lists if the server no longer keeps lists.
 func TestListsOfTheGone(t *testing.T) {
 	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("a", "a")}, Features: without("DRAListTypeAttributes")}
-	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: discovery.Attributes{
+	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		numaNode: {IntValues: []int64{1, 0}}, "kind": {StringValue: new("gpu")},
 	}}})
 	resources, _ := BuildPool(in)
@@ -129,7 +129,7 @@ func TestListsOfTheGone(t *testing.T) {
 func TestSelectorForBothForms(t *testing.T) {
 	d := rules.Offered{Device: discovery.Device{Name: "a", Attributes: discovery.Attributes{}}}
 	d.Attributes.SetInt(numaNode, 1)
-	d.Lists = discovery.Attributes{numaNode: {IntValues: []int64{1, 0}}}
+	d.Lists = discovery.Lists{numaNode: {IntValues: []int64{1, 0}}}
 	for _, kept := range []features.Set{features.All(), without("DRAListTypeAttributes")} {
 		s := schedulerOf(t, &rules.Snapshot{Devices: []rules.Offered{d}}, kept)
 		expression := `device.attributes["resource.kubernetes.io"].numaNode.includes(1)`

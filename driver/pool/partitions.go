@@ -76,7 +76,7 @@ func (c content) setPartitionTypes() bool {
 		device := c.devices[name]
 		device.Attributes = maps.Clone(device.Attributes)
 		if device.Attributes == nil {
-			device.Attributes = make(discovery.Attributes)
+			device.Attributes = make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute)
 		}
 		device.Attributes[partitionType] = resourceapi.DeviceAttribute{StringValue: &value}
 		c.devices[name] = device

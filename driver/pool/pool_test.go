@@ -381,7 +381,7 @@ func TestAttributesAndCapacityAreCopied(t *testing.T) {
 	d.Attributes.SetInt("resource.kubernetes.io/numaNode", 1)
 	d.Capacity.Set("memory", 192<<30)
 	resources, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
-	want := resourceapi.Device{Name: "a", Attributes: d.Attributes, Capacity: d.Capacity}
+	want := resourceapi.Device{Name: "a", Attributes: d.Attributes.ForSlice(), Capacity: d.Capacity}
 	if diff := cmp.Diff(want, resources.Slices[0].Devices[0]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

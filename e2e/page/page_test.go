@@ -420,7 +420,7 @@ func TestHostile(t *testing.T) {
 		}
 		for _, name := range []resourceapi.QualifiedName{"model", "kind", "uuid", "profile", "vendor", "fabric"} {
 			value := evil
-			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: &value}
+			d.Attributes[name] = discovery.Attribute{StringValue: &value}
 		}
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: evil}
 	}

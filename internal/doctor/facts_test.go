@@ -48,7 +48,7 @@ func healthy() *Facts {
 	for _, d := range snapshot.Devices {
 		found.Devices = append(found.Devices, d.Device)
 		api[d.Name] = discovery.ModeDRA
-		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity})
+		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: d.Name, Attributes: d.Attributes.ForSlice(), Capacity: d.Capacity})
 	}
 	network := deviceClass("rdma.chandler.dev", "", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind != "gpu"`, ago(time.Hour))
 	class := deviceClass("nvidia.chandler.dev", "nvidia.com/gpu", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind == "gpu"`, ago(time.Hour))

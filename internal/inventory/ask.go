@@ -92,7 +92,7 @@ func (c *Class) selectsDevice(d *rules.Offered) bool {
 
 // attributeCEL returns CEL for an attribute with the present value. Unlike a plain comparison, it
 // does not fail for devices without the attribute.
-func attributeCEL(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) string {
+func attributeCEL(name resourceapi.QualifiedName, value discovery.Attribute) string {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {
 		domain, id = discovery.Domain, string(name)

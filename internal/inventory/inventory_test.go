@@ -102,9 +102,9 @@ func checkSelects(t *testing.T, inv *inventory.Inventory, d *inventory.Device) {
 	}
 }
 
-func number(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
+func number(n int64) discovery.Attribute { return discovery.Attribute{IntValue: &n} }
 
-func text(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+func text(s string) discovery.Attribute { return discovery.Attribute{StringValue: &s} }
 
 // gpu is a GPU with an address below a switch of a root.
 func gpu(address, root, port, bridge string, node int64) rules.Offered {

@@ -37,12 +37,8 @@ func placeOf(d *discovery.Device) Place {
 	if n := len(path); n > 0 {
 		p.Address, p.Bridges = cmp.Or(p.Address, path[n-1]), path[:n-1]
 	}
-	switch node := d.Attributes[attrNUMA]; {
-	case node.IntValue != nil:
-		number := int(*node.IntValue)
-		p.NUMA = &number
-	case len(node.IntValues) > 0:
-		number := int(node.IntValues[0])
+	if node := d.Attributes[attrNUMA].IntValue; node != nil {
+		number := int(*node)
 		p.NUMA = &number
 	}
 	if speed := d.Attributes["linkSpeed"].IntValue; speed != nil {

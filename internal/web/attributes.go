@@ -30,7 +30,7 @@ func attributesOf(d *device) (all []attribute) {
 		return strings.Compare(a, b)
 	})
 	for _, name := range names {
-		all = append(all, attribute{Name: strings.TrimPrefix(name, standard), Value: strings.Join(discovery.Values(d.Offered.Attributes[resourceapi.QualifiedName(name)]), ", ")})
+		all = append(all, attribute{Name: strings.TrimPrefix(name, standard), Value: strings.Join(discovery.Values(d.Offered.Attributes[resourceapi.QualifiedName(name)].ForSlice()), ", ")})
 	}
 	names = names[:0]
 	for name := range d.Offered.Capacity {

@@ -1,7 +1,6 @@
 package list
 
 import (
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"chandler.dev/discovery"
@@ -19,7 +18,7 @@ func offer(d rules.Offered, unit string, ids ...string) rules.Offered {
 func at(d rules.Offered, numa int64, root, fabric string) rules.Offered {
 	d.Attributes = discovery.Attributes{}
 	if numa >= 0 {
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &numa}
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = discovery.Attribute{IntValue: &numa}
 	}
 	d.Attributes.SetString(deviceattribute.StandardDeviceAttributePCIeRoot, root)
 	d.Attributes.SetString("fabric", fabric)

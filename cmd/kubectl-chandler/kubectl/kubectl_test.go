@@ -275,7 +275,7 @@ func TestScale(t *testing.T) {
 func TestSafe(t *testing.T) {
 	c := fleettest.New(t)
 	c.Node("node", hosts+"hypervisor/testdata/kvm.host", func(d *discovery.Device) {
-		d.Attributes["model"] = resourceapi.DeviceAttribute{StringValue: new("evil\x1b[2J")}
+		d.Attributes["model"] = discovery.Attribute{StringValue: new("evil\x1b[2J")}
 	})
 	c.AllocateDevices("default", "pod", "node", 1, "r", "kvm")
 	client := fake.NewClientset(c.Objects()...)

@@ -44,7 +44,7 @@ func setAttributes(a discovery.Attributes, kernel []sysfs.Device) error {
 		}
 		usb = own
 	}
-	maps.DeleteFunc(a, func(name resourceapi.QualifiedName, _ resourceapi.DeviceAttribute) bool { return differs[name] })
+	maps.DeleteFunc(a, func(name resourceapi.QualifiedName, _ discovery.Attribute) bool { return differs[name] })
 	return errors.Join(errs...)
 }
 

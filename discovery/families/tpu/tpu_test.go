@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
@@ -18,7 +17,7 @@ func TestGrant(t *testing.T) {
 		d := discovery.Device{Attributes: discovery.Attributes{}}
 		d.Attributes.SetString("architecture", architecture)
 		if numa >= 0 {
-			d.Attributes["resource.kubernetes.io/numaNode"] = resourceapi.DeviceAttribute{IntValue: &numa}
+			d.Attributes["resource.kubernetes.io/numaNode"] = discovery.Attribute{IntValue: &numa}
 		}
 		return d
 	}

@@ -86,8 +86,8 @@ func run(dies, count int, do, physical string) error {
 			return fmt.Errorf("%s is not as it was said it would be: %+v", before.Name, now)
 		}
 		for name, value := range before.Attributes {
-			if is := discovery.Values(now.Attributes[name]); strings.Join(is, " ") != strings.Join(discovery.Values(value), " ") {
-				return fmt.Errorf("%s: %s is %v, and was to be %v", before.Name, name, is, discovery.Values(value))
+			if is := discovery.Values(now.Attributes[name].ForSlice()); strings.Join(is, " ") != strings.Join(discovery.Values(value.ForSlice()), " ") {
+				return fmt.Errorf("%s: %s is %v, and was to be %v", before.Name, name, is, discovery.Values(value.ForSlice()))
 			}
 		}
 	}

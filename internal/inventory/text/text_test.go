@@ -88,9 +88,9 @@ func check(t *testing.T, inv *inventory.Inventory) {
 	}
 }
 
-func str(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+func str(s string) discovery.Attribute { return discovery.Attribute{StringValue: &s} }
 
-func number(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
+func number(n int64) discovery.Attribute { return discovery.Attribute{IntValue: &n} }
 
 func named(address string) string {
 	return "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace("0000:"+address)
