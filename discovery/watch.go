@@ -18,7 +18,9 @@ type Watch struct {
 	Host     *Host
 	Families []*Family
 
-	// Interval is the time between scans without kernel events; 0 means 30 s.
+	// Interval is the time between scans without kernel events; 0 means 30 s. After a scan that took
+	// longer than half of the interval, the pause is as long as the scan, so that scans of a slow host
+	// take at most half of the time.
 	Interval time.Duration
 
 	// EventsArrive reports whether all kernel events of the host reach Events. If so, a scan after an
@@ -106,7 +108,11 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		if answered && ctx.Err() == nil {
 			publish(snapshot)
 		}
-		changes = w.wait(ctx, s.again, compared.Add(w.Interval), &pace, concerns)
+		next := compared.Add(w.Interval)
+		if rested := time.Now().Add(time.Since(began)); rested.After(next) {
+			next = rested
+		}
+		changes = w.wait(ctx, s.again, next, &pace, concerns)
 	}
 }
 

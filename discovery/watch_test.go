@@ -395,6 +395,35 @@ func TestWatchDoesNotStarve(t *testing.T) {
 	})
 }
 
+// Scans that take longer than the interval do not follow each other without a pause.
+func TestWatchRestsAfterSlowScans(t *testing.T) {
+	host, _ := widgetHost(t, map[string]string{"a": "first"})
+	for took, want := range map[time.Duration]time.Duration{time.Second: 4 * time.Second, 3 * time.Second: 6 * time.Second, 9 * time.Second: 18 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			slow := *widgets
+			slow.Describe = func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
+				time.Sleep(took)
+				return widgets.Describe(host, found)
+			}
+			p := &paced{began: time.Now()}
+			go Watch{Host: host, Families: []*Family{&slow}, Interval: 4 * time.Second}.Run(ctx, p.scanned)
+			time.Sleep(took + 10*want)
+			synctest.Wait()
+			scans := p.times()
+			if len(scans) != 11 {
+				t.Fatalf("scans of %v ended at %v; want one every %v", took, scans, want)
+			}
+			for i, at := range scans {
+				if at != took+time.Duration(i)*want {
+					t.Errorf("scans of %v ended at %v; want one every %v", took, scans, want)
+				}
+			}
+		})
+	}
+}
+
 // A reader that keeps the first of two equal snapshots must not keep a second description of each
 // device in memory.
 func TestScansShareDescriptions(t *testing.T) {
