@@ -116,6 +116,10 @@ func (v *validator) checkNames(at place, expression string, published bool) {
 	names, literals := selectors.ReadNames(expression)
 	for _, literal := range literals {
 		v.warnReplacedDriver(at, literal)
+		isDomain := slices.ContainsFunc(names, func(name selectors.Name) bool { return name.Domain == literal })
+		if nearest := selectors.NearestWord(literal, []string{discovery.Domain}); nearest != "" && !isDomain {
+			v.addFindings(at, severityWarning, fmt.Errorf("no driver has the name %s; the nearest name is %s", literal, nearest))
+		}
 	}
 	for _, name := range names {
 		switch {

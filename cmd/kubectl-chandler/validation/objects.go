@@ -179,10 +179,14 @@ func typeOf(text string) (meta runtime.TypeMeta, err error) {
 // checkResource checks a claim, a claim template or a device class.
 func (v *validator) checkResource(at place, object *unstructured.Unstructured, data []byte) {
 	v.checked++
-	if _, err := v.decodeTyped(data); runtime.IsNotRegisteredError(err) {
+	typed, err := v.decodeTyped(data)
+	switch {
+	case runtime.IsNotRegisteredError(err):
 		v.errorf(at, "is apiVersion %q, which is unknown; want a version such as %s", object.GetAPIVersion(), resourceapi.SchemeGroupVersion)
-	} else if err != nil {
+	case err != nil:
 		v.addFindings(at, severityError, err)
+	default:
+		v.checkServer(at, typed)
 	}
 	v.checkParameters(at, object)
 	v.compileSelectors(at.at("spec"), object.Object["spec"], true)

@@ -3,6 +3,7 @@
 package validation
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -31,6 +32,9 @@ func Files(in io.Reader, out io.Writer, files []string) error {
 	}
 	v.checkClaims()
 	v.sharedNames()
+	slices.SortStableFunc(v.findings, func(a, b finding) int {
+		return cmp.Or(cmp.Compare(slices.Index(v.files, a.file), slices.Index(v.files, b.file)), cmp.Compare(a.line, b.line))
+	})
 	counts := make(map[severity]int)
 	for _, f := range v.findings {
 		fmt.Fprintln(out, f)
@@ -82,6 +86,7 @@ func (v *validator) named(in io.Reader, name string) {
 		v.addFindings(place{file: name}, severityError, err)
 	}
 	for _, file := range files {
+		v.files = append(v.files, file)
 		data, err := command.ReadInput(in, file)
 		if err != nil {
 			v.addFindings(place{file: file}, severityError, err)
@@ -151,6 +156,7 @@ func (f finding) String() string {
 type validator struct {
 	decoder  runtime.Decoder
 	findings []finding
+	files    []string // in the order in which they were checked
 	checked  int
 	found    bool                    // the file was found in a directory, not named
 	classes  map[string][]namedClass // by extended resource name

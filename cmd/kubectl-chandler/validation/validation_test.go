@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // validate returns the output of validate for a text.
@@ -551,5 +553,45 @@ allocation:
 		if err == nil || !strings.Contains(printed, want) {
 			t.Errorf("no %q in\n%s", want, printed)
 		}
+	}
+}
+
+// validate refuses what the API server refuses, and reports it in the order of the lines.
+func TestValidateAsTheServer(t *testing.T) {
+	const claim = `apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: c}
+spec:
+  devices:
+    requests:
+    - {name: a, exactly: {}}
+    - {name: a, exactly: {deviceClassName: gpu.chandler.dev, count: -1}}
+    - {name: A_b, exactly: {deviceClassName: gpu.chandler.dev, allocationMode: Some}}
+    - {name: none}
+    - name: first
+      firstAvailable:
+      - {name: x, deviceClassName: gpu.chandler.dev, allocationMode: All, count: 2}
+      - {name: x, deviceClassName: gpu.chandler.dev, selectors: [{cel: {expression: 'device.driver == "chandler.de"'}}]}
+    constraints:
+    - {requests: [a, first/x], matchAttribute: numaNode}
+    - {requests: [b]}
+`
+	want := `-:7: error: ResourceClaim c: spec.devices.requests[0].exactly: has no deviceClassName
+-:8: error: ResourceClaim c: spec.devices.requests[1].name: is "a", as that of an earlier request
+-:8: error: ResourceClaim c: spec.devices.requests[1].exactly.count: is -1; must be greater than zero
+-:9: error: ResourceClaim c: spec.devices.requests[2].exactly.allocationMode: Unsupported value: "Some": supported values: "All", "ExactCount"
+-:9: error: ResourceClaim c: spec.devices.requests[2].name: is "A_b"; a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')
+-:10: error: ResourceClaim c: spec.devices.requests[3]: has both exactly and firstAvailable, or neither; want one of them
+-:13: error: ResourceClaim c: spec.devices.requests[4].firstAvailable[0].count: is 2; must be unset with allocationMode All
+-:14: error: ResourceClaim c: spec.devices.requests[4].firstAvailable[1].name: is "x", as that of an earlier request
+-:14: warning: ResourceClaim c: spec.devices.requests[4].firstAvailable[1].selectors[0].cel.expression: no driver has the name chandler.de; the nearest name is chandler.dev
+-:16: error: ResourceClaim c: spec.devices.constraints[0].matchAttribute: Invalid value: "numaNode": a fully qualified name must be a domain and a name separated by a slash
+-:17: error: ResourceClaim c: spec.devices.constraints[1]: has neither matchAttribute nor distinctAttribute
+-:17: error: ResourceClaim c: spec.devices.constraints[1].requests[0]: is "b", which is none of the claim's requests
+1 object checked: 11 errors, 1 warning
+`
+	out, err := validate(claim)
+	if diff := cmp.Diff(want, out); diff != "" || err == nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }
