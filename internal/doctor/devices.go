@@ -414,7 +414,7 @@ func asSentence(reason string) string {
 }
 
 // errorText matches the beginning of an error's text: "read /sys/a: ", "attribute vendor: ", "vfio: ".
-var errorText = pattern.Lazy(`^\S+: |^(attribute|default|describe|device|group|interface|link|list|management|mediated|open|physical|no such|read|stat) [^:]*: `)
+var errorText = pattern.Lazy(`^\S+: |^(attribute|default|describe|device|group|interface|link|list|management|mediated|open|physical|no such|read|stat) .*?: `)
 
 const lowerLetters = "abcdefghijklmnopqrstuvwxyz"
 
@@ -473,7 +473,7 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 	case strings.HasPrefix(p.Device, "/"):
 		say.addFault("CH0309", name+" cannot be read", asSentence(reason)+" Devices in this directory are not found.", look...)
 	default:
-		say.addFault("CH0309", name+" cannot be described", asSentence(reason)+" It is not offered.", look...)
+		say.addFault("CH0309", name+" cannot be described", asSentence(reason)+" Chandler does not offer it.", look...)
 	}
 }
 
@@ -497,7 +497,7 @@ func (f *Facts) examineFix(at string) []string {
 
 // vfioProblem reports a function that is bound to vfio and cannot be opened.
 func (f *Facts) vfioProblem(say *findingList, name, reason, at string) {
-	say.addFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" It is not offered.", f.vfioFix(reason, at)...)
+	say.addFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" Chandler does not offer it.", f.vfioFix(reason, at)...)
 }
 
 // vfioFix returns the commands for a function that is bound to vfio and cannot be opened.

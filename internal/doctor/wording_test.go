@@ -150,6 +150,7 @@ func TestAsSentence(t *testing.T) {
 		"in survivability mode: it must be flashed": "In survivability mode: it must be flashed.",
 		"attribute vendor: not a number":            "attribute vendor: not a number.",
 		"device node /dev/a: attribute dev: empty":  "device node /dev/a: attribute dev: empty.",
+		"open /proc/0000:04:00.0/a: no such file":   "open /proc/0000:04:00.0/a: no such file.",
 		"": "",
 	} {
 		if got := asSentence(reason); got != want {

@@ -56,7 +56,7 @@ func (a *aliyun) finishSettings() {
 	}
 	a.im.shareMemory(unit, "aliyun.com/gpu-mem", size)
 	a.im.noteRemark(unit, "the memory of GPUs is known where chandler-host runs")
-	a.im.noteRemark(value{file: unit.file}, "the scheduler's extender and its annotations are not needed any more: the agent finds a GPU that has enough left; a pod for which no GPU has is refused")
+	a.im.noteRemark(value{file: unit.file}, "the scheduler extender and its annotations are no longer needed: the agent selects a GPU with enough memory left, and the kubelet rejects a pod if no GPU has enough")
 }
 
 // shareMemory shares the memory of NVIDIA GPUs in units.

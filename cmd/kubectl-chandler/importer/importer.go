@@ -143,7 +143,7 @@ type importer struct {
 	configMapName string           // the name of the ConfigMap that is being read, or ""
 
 	seen      []string           // the names of configurations that apply to some nodes only
-	byDefault string             // the configuration of nodes that select none
+	byDefault value              // the name of the configuration of nodes that select none
 	fallbacks value              // the fallback strategies of the NVIDIA chart, for nodes that select no configuration
 	operator  bool               // an operator gives no configuration to nodes that select none, except byDefault
 	current   *format            // the format that is being read
@@ -211,8 +211,8 @@ func (im *importer) errUnknown(file string) error {
 func (im *importer) chooseDefault(v value) {
 	for _, at := range [][]string{{"spec", "devicePlugin"}, {"devicePlugin"}, {}} {
 		config := v.at(at...).at("config")
-		if im.byDefault == "" {
-			im.byDefault = config.at("default").text()
+		if im.byDefault.text() == "" {
+			im.byDefault = config.at("default")
 		}
 		if strategies := config.at("fallbackStrategies"); !strategies.isNull() {
 			im.fallbacks = strategies

@@ -415,6 +415,12 @@ func (n *nvidia) readMPS(v value) {
 // one share.
 func (n *nvidia) readShares(v value, onlyOne bool) {
 	n.im.unknownExcept(v, "renameByDefault", "failRequestsGreaterThanOne", "resources")
+	for _, name := range []string{"renameByDefault", "failRequestsGreaterThanOne"} {
+		field := v.at(name)
+		if _, ok := field.boolean(); !field.isNull() && (!ok || field.isQuoted()) {
+			n.im.noteType(field, "a boolean")
+		}
+	}
 	rename := v.at("renameByDefault").is()
 	resources := v.at("resources")
 	if !resources.isNull() && !resources.isList() {
@@ -434,6 +440,10 @@ func (n *nvidia) readShares(v value, onlyOne bool) {
 		cel, ok := n.selectorOf(name)
 		if !ok {
 			n.im.notePodChange(cmpValue(r.at("name"), r), "is not a known resource of the plugin")
+			continue
+		}
+		if r.at("replicas").isQuoted() {
+			n.im.noteType(r.at("replicas"), "a number")
 			continue
 		}
 		replicas, ok := r.at("replicas").number()

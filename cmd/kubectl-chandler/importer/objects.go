@@ -340,7 +340,7 @@ func (im *importer) importChosen(f *format, configurations []value) {
 	}
 	objects := slices.ContainsFunc(configurations, func(c value) bool { return c.has("kind") })
 	byOperator := im.operator && f.label != "" && im.options.Named == ""
-	byStrategy := im.fallbacks.isPresent() && im.byDefault == "" && !im.operator && f.label != "" && im.options.Named == ""
+	byStrategy := im.fallbacks.isPresent() && im.byDefault.text() == "" && !im.operator && f.label != "" && im.options.Named == ""
 	if !f.alternatives || len(configurations) == 1 && !byOperator && !byStrategy || objects {
 		for _, c := range configurations {
 			im.readDocument(f, c)
@@ -351,12 +351,15 @@ func (im *importer) importChosen(f *format, configurations []value) {
 		return slices.IndexFunc(configurations, func(c value) bool { return slices.Contains(names, nameOf(c)) })
 	}
 	i := find(im.options.Named)
-	usual := find(im.byDefault)
+	usual := find(im.byDefault.text())
 	if byStrategy {
 		var ok bool
 		if usual, ok = fallback(im.fallbacks.texts(), configurations); !ok {
 			im.notePodChange(im.fallbacks, "no strategy selects a configuration for nodes without the label %s: the plugin does not start there, and Chandler offers their GPUs unshared", f.label)
 		}
+	} else if usual < 0 && im.byDefault.text() != "" && f.label != "" && im.options.Named == "" {
+		// cmd/config-manager of NVIDIA/k8s-device-plugin stops with this error
+		im.notePodChange(im.byDefault, "no configuration has this name: the plugin does not start on nodes without the label %s, and Chandler offers their GPUs unshared", f.label)
 	} else if usual < 0 && !byOperator {
 		usual = find("default", "config.json", "config.yaml")
 	}

@@ -1,7 +1,6 @@
 package importer
 
 import (
-	"cmp"
 	"maps"
 	"reflect"
 	"slices"
@@ -31,7 +30,9 @@ func (im *importer) findObjects(v value) {
 	}
 	for _, c := range containersOf(podOf(v)) {
 		if c.names("config-manager") {
-			im.byDefault = cmp.Or(im.byDefault, c.env["DEFAULT_CONFIG"].text())
+			if im.byDefault.text() == "" {
+				im.byDefault = c.env["DEFAULT_CONFIG"]
+			}
 			if strategies := c.env["FALLBACK_STRATEGIES"]; !strategies.isNull() {
 				im.fallbacks = strategies
 			}

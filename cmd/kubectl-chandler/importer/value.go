@@ -225,6 +225,11 @@ func (v value) boolean() (truth, ok bool) {
 	return truth, err == nil
 }
 
+// isQuoted reports whether the value is a string in quotes, and so no number and no boolean.
+func (v value) isQuoted() bool {
+	return v.isText() && v.node.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0
+}
+
 // is reports whether the value is true.
 func (v value) is() bool {
 	truth, _ := v.boolean()

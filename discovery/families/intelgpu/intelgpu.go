@@ -77,12 +77,15 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // and an Arc B580 shows these values.
 func setCardLink(a discovery.Attributes, function sysfs.Device) error {
 	speed, width := a["linkSpeed"].IntValue, a["linkWidth"].IntValue
-	upstream := function.Parent().Parent()
-	if speed == nil || width == nil || *speed != 2500 || *width != 1 || !sysfs.IsPCIAddress(upstream.Name()) {
+	if speed == nil || width == nil || *speed != 2500 || *width != 1 {
 		return nil
 	}
 	delete(a, "linkSpeed")
 	delete(a, "linkWidth")
+	upstream := function.Parent().Parent()
+	if !sysfs.IsPCIAddress(upstream.Name()) { // such as in a guest, whose hypervisor shows no switch
+		return nil
+	}
 	return discovery.SetLink(a, upstream)
 }
 
