@@ -8,7 +8,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/util/watchlist"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
@@ -69,6 +71,28 @@ func (c *callClaims) get(ctx context.Context, client resourceclient.ResourceV1In
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// aheadClient is a client that reads the claims of a call concurrently.
+type aheadClient struct{ kubernetes.Interface }
+
+// ResourceV1 returns the client of the API group.
+func (c aheadClient) ResourceV1() resourceclient.ResourceV1Interface {
+	return aheadResources{c.Interface.ResourceV1()}
+}
+
+// IsWatchListSemanticsUnSupported returns the answer of the wrapped client, which the library would
+// not see otherwise.
+func (c aheadClient) IsWatchListSemanticsUnSupported() bool {
+	return watchlist.DoesClientNotSupportWatchListSemantics(c.Interface)
+}
+
+type aheadResources struct {
+	resourceclient.ResourceV1Interface
+}
+
+func (r aheadResources) ResourceClaims(namespace string) resourceclient.ResourceClaimInterface {
+	return aheadClaims{r.ResourceV1Interface.ResourceClaims(namespace), r.ResourceV1Interface, namespace}
 }
 
 // aheadClaims reads the claims of a call concurrently, if the context comes from [getAhead].

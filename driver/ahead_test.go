@@ -37,7 +37,7 @@ func (s claimServer) Get(ctx context.Context, name string, _ metav1.GetOptions) 
 
 // getAll gets the named claims one by one in a call with the request, like the library's helper.
 func getAll(ctx context.Context, server claimServer, request *drapb.NodePrepareResourcesRequest, names ...string) (got []string, err error) {
-	ahead := client{Interface: server}
+	ahead := aheadClient{server}
 	_, err = getAhead(ctx, request, &grpc.UnaryServerInfo{}, func(ctx context.Context, _ any) (any, error) {
 		for _, name := range names {
 			claim, err := ahead.ResourceV1().ResourceClaims("default").Get(ctx, name, metav1.GetOptions{})
@@ -85,7 +85,7 @@ func TestClaimsOutsideACall(t *testing.T) {
 	if got, err := getAll(t.Context(), server, request("a", "c"), "b"); err != nil || fmt.Sprint(got) != "[b]" {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if claim, err := (client{Interface: server}).ResourceV1().ResourceClaims("default").Get(t.Context(), "a", metav1.GetOptions{}); err != nil || claim.Name != "a" {
+	if claim, err := (aheadClient{server}).ResourceV1().ResourceClaims("default").Get(t.Context(), "a", metav1.GetOptions{}); err != nil || claim.Name != "a" {
 		t.Errorf("got %v, %v", claim, err)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
@@ -104,7 +103,7 @@ func BenchmarkRestart(b *testing.B) {
 func BenchmarkSlices(b *testing.B) {
 	driver := manyGPUs(b, 512, 0)
 	for b.Loop() {
-		in, _ := driver.poolInput(driver.view.Load(), resourceslice.Pool{}, time.Now())
+		in, _ := driver.poolInput(time.Now())
 		if published, _ := pool.BuildPool(in); len(published.Slices) != 8 {
 			b.Fatal("not 8 slices of 64 devices")
 		}

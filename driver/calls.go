@@ -77,3 +77,11 @@ func (c *calls) drainCalls() {
 	c.mu.Unlock()
 	c.inProgress.Wait()
 }
+
+// notify sends a value to a channel with a buffer of one, unless the buffer is full.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

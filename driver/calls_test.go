@@ -11,6 +11,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"chandler.dev/driver/pool/pooltest"
 )
 
 // Every waiting call returns the reason before the caller's deadline, and ends at once when the
@@ -106,7 +108,7 @@ func TestCallsThatNeedNotWait(t *testing.T) {
 func TestStoppingEndsWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		stop := b.run(&fakeHelper{})
+		stop := b.run(&pooltest.Helper{})
 		prepared := make(chan error, 1)
 		go func() {
 			_, err := b.try(claim("c", "a"))

@@ -9,7 +9,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -250,7 +249,7 @@ func TestSchedulerAndDriverAgreeOnInterchangeable(t *testing.T) {
 			b := newBench(t).restart().offers(channels(6)...)
 			mustPrepare(t, b, claim("earlier", "channel-0"))
 			mustPrepare(t, b, anyChannel("chosen", 2))
-			in, _ := b.poolInput(b.view.Load(), resourceslice.Pool{}, time.Now())
+			in, _ := b.poolInput(time.Now())
 			in.Features = kept
 			published, _ := pool.BuildPool(in)
 			s := pooltest.NewScheduler(t, kept).Publish(published)

@@ -17,11 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
+	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -369,7 +370,8 @@ func TestHealthWhileConfiguring(t *testing.T) {
 		b.offers(unreadable, gpu("b", 2))
 		unknown := func() bool {
 			now := time.Now()
-			in, _ := b.poolInput(b.view.Load(), resourceslice.Pool{}, now)
+			in, _ := b.poolInput(now)
+			in.Features = features.All()
 			published, _ := pool.BuildPool(in)
 			report := b.healthReport(b.view.Load(), now)
 			reported := report.Devices[0].Health != kubeletplugin.HealthStatusHealthy
@@ -401,7 +403,7 @@ func TestHealthWhileConfiguring(t *testing.T) {
 func TestRunWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)
-		stop := b.run(&fakeHelper{})
+		stop := b.run(&pooltest.Helper{})
 		b.offers(gpu("a", 1), gpu("b", 2))
 		f.hold = make(chan struct{})
 		prepared := make(chan error, 1)

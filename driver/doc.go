@@ -5,28 +5,12 @@
 //
 // # Publishing
 //
-// The publisher (publish.go) is one loop around one pure function. The arguments of the function
-// are the desired slices, the slices published last, the time of the registration by the kubelet,
-// the time of the last answer of the API server, and the present time. The result is to publish, to
-// query the features of the server, or to wait for a duration. The loop wakes when any of these
-// arguments changes.
-//
-// At the start, the driver waits 30 seconds for the features of the API server (package features).
-// Without an answer it publishes the required fields only, logs the missing features with the
-// reason, and tries again about once a minute.
-//
-// At no time during a change of features or devices can both a whole device and its partition be
-// allocated: the controller of the DRA library writes slices such that the pool is incomplete, and
-// therefore not used, until it is completely new. Before competing devices are published for the
-// first time, the server is queried once more. A device that a claim has stays in the slices, with
-// the counters that it consumes, after the device is gone, also on a server without taints. If the
-// consumed counters are unknown, the rest of the physical device is omitted until the claim has
-// ended. If consumers have a device under names that would no longer be published, because the form
-// of the device has changed, the device is omitted until these consumers end.
-//
-// The driver sets the owner of a slice when it creates the slice: the present Node. It reads the
-// Node once for all slices that are created within ten seconds, and never at rest. So the slices
-// remain if the Node is deleted and created again by the kubelet.
+// Package publish writes the slices. The driver gives it the input: the snapshot, and the claims,
+// since slices depend on them. A device that a claim has stays in the slices, with the counters that
+// it consumes, after the device is gone, also on a server without taints. If the consumed counters
+// are unknown, the rest of the physical device is omitted until the claim has ended. If consumers
+// have a device under names that would no longer be published, because the form of the device has
+// changed, the device is omitted until these consumers end.
 //
 // # Attributes with several values
 //

@@ -14,16 +14,14 @@ import (
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
-	"chandler.dev/driver/features"
+	"chandler.dev/driver/publish"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
 )
@@ -132,45 +130,32 @@ const (
 	Refused    Registration = "Refused"
 )
 
-// registered is the kubelet's answer to the registration, with its time.
-type registered struct {
-	answer     Registration
-	answerTime time.Time
-}
-
 // Starter registers a plugin with the kubelet, like [kubeletplugin.Start]. The plugin is a
 // [Driver].
 type Starter func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (Helper, error)
 
 // Helper is the part of [kubeletplugin.Helper] that the driver uses.
 type Helper interface {
-	PublishResources(context.Context, resourceslice.DriverResources) error
+	publish.Helper
 	Stop()
 }
 
 // Driver is the DRA driver of one node. Create it with [New] and run it with [Driver.Run].
 type Driver struct {
+	Publisher *publish.Publisher // publishes the node's slices
+
 	config Config
 
 	// Replaced in tests.
 	files          disk.Files
 	healthInterval time.Duration
 	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run
-	askInterval    time.Duration // approximate time between detections of the API server's features
 
-	view            atomic.Pointer[view]
-	publishing      sync.Mutex // held while a view is published
-	registration    atomic.Pointer[registered]
-	features        atomic.Pointer[features.Set]       // features of the API server, nil until detected
-	detecting       chan struct{}                      // has a value during a detection of features, and guards lastDetection
-	lastDetection   time.Time                          // time of the last successful detection, zero before the first
-	featuresDoubted atomic.Bool                        // the API server may have been replaced or updated
-	writeFailed     atomic.Pointer[time.Time]          // time of a failed write of slices, nil if the publisher has handled the failure
-	refusal         atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them
-	lastPool        atomic.Pointer[resourceslice.Pool] // the last published pool, nil before the first; see client.adoptDevices
-	wakePublisher   chan struct{}                      // receives a value when the publisher must check again
-	claimPrepared   chan struct{}                      // receives a value when a claim was prepared
-	claimRefused    chan struct{}                      // receives a value when a claim was refused because its device is allocated
+	view          atomic.Pointer[view]
+	publishing    sync.Mutex                   // held while a view is published
+	registration  atomic.Pointer[Registration] // the kubelet's last answer
+	claimPrepared chan struct{}                // receives a value when a claim was prepared
+	claimRefused  chan struct{}                // receives a value when a claim was refused because its device is allocated
 
 	calls          calls
 	jobs           jobs
@@ -189,8 +174,8 @@ func New(config Config) *Driver {
 	config.CDI.Files.FS = config.Disk
 	d := &Driver{
 		config: config, ledger: config.Ledger, files: disk.Files{FS: config.Disk},
-		healthInterval: healthInterval, askInterval: askInterval, termination: ledger.DefaultTermination,
-		detecting: make(chan struct{}, 1), wakePublisher: make(chan struct{}, 1), claimPrepared: make(chan struct{}, 1), claimRefused: make(chan struct{}, 1),
+		healthInterval: healthInterval, termination: ledger.DefaultTermination,
+		claimPrepared: make(chan struct{}, 1), claimRefused: make(chan struct{}, 1),
 		calls: calls{ready: make(chan struct{}), stopping: make(chan struct{})},
 		jobs:  jobs{rescan: config.Rescan},
 	}
@@ -199,7 +184,8 @@ func New(config Config) *Driver {
 	d.metadata.files, d.metadata.ledger = disk.Files{FS: config.Disk}, d.ledger
 	d.ledger.AddOutput(&d.metadata)
 	d.ledger.AddOutput(cdiSpecs{config.CDI})
-	d.registration.Store(&registered{})
+	d.registration.Store(new(Unanswered))
+	d.Publisher = publish.New(publish.Config{NodeName: config.NodeName, NodeUID: config.NodeUID, KubeClient: config.KubeClient, PoolInput: d.poolInput})
 	d.view.Store(&view{next: make(chan struct{})})
 	return d
 }
@@ -259,7 +245,7 @@ func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	background.Go(func() { d.sweepLoop(own) })
 	background.Go(func() { d.swapLoop(own) })
 	background.Go(func() { d.statusLoop(own) })
-	return d.publishLoop(ctx, helper)
+	return d.Publisher.Run(ctx, helper)
 }
 
 // dataDir is the directory of the socket for the kubelet's calls.
@@ -281,8 +267,8 @@ func (d *Driver) helperOptions() ([]kubeletplugin.Option, error) {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
-		kubeletplugin.NodeUID(setOnCreate),
-		kubeletplugin.KubeClient(client{d.config.KubeClient, d.config.NodeUID, &d.lastPool, d.wakePublisher}),
+		kubeletplugin.NodeUID(publish.SetOnCreate),
+		kubeletplugin.KubeClient(aheadClient{d.Publisher.KubeClient()}),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(d.config.PodUID),
@@ -314,15 +300,17 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.Unar
 // SetRegistration stores the kubelet's answer to the registration. It is for a [Starter] that does
 // not use the library's options.
 func (d *Driver) SetRegistration(answer Registration) {
-	d.registration.Store(&registered{answer, time.Now()})
-	notify(d.wakePublisher)
+	d.registration.Store(&answer)
+	if answer == Accepted {
+		d.Publisher.NoteRegistration()
+	}
 }
 
 // PreparedClaims returns the number of prepared claims. It is 0 until the records are read.
 func (d *Driver) PreparedClaims() int { return len(d.ledger.Claims()) }
 
 // Registration returns the kubelet's last answer to the registration.
-func (d *Driver) Registration() Registration { return d.registration.Load().answer }
+func (d *Driver) Registration() Registration { return *d.registration.Load() }
 
 // HandleError handles errors of the helper's background work. It implements
 // [kubeletplugin.DRAPlugin] and is not for other callers.
@@ -331,20 +319,5 @@ func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 		d.fail(fmt.Errorf("%s: %w", message, err))
 		return
 	}
-	var dropped *resourceslice.DroppedFieldsError
-	switch {
-	case errors.As(err, &dropped) && d.disableFeatures(dropped.DisabledFeatures()):
-		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.keptFeatures().MissingNames())
-		notify(d.wakePublisher)
-		return
-	case dropped != nil || isRejection(err) && !isStaleWrite(err):
-		d.featuresDoubted.Store(true)
-		notify(d.wakePublisher)
-	}
-	if dropped == nil && !isStaleWrite(err) {
-		now := time.Now()
-		d.writeFailed.Store(&now)
-		notify(d.wakePublisher)
-	}
-	runtime.HandleErrorWithContext(ctx, err, message)
+	d.Publisher.HandleError(ctx, err, message)
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/fstest"
@@ -27,7 +26,6 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
@@ -52,7 +50,6 @@ type bench struct {
 	active    chan struct{} // the ledger is opened when active is closed; nil: at once
 	hostFiles hostfile.Writer
 	disk      *disktest.Disk
-	kept      features.Set // features of the API server, after a restart
 
 	termination time.Duration // how long containers of a pod that was deleted by force continue to run
 }
@@ -60,7 +57,7 @@ type bench struct {
 func newBench(t testing.TB) *bench {
 	host := fstest.MapFS{}
 	faulty := &disktest.Disk{}
-	b := &bench{t: t, host: host, disk: faulty, kept: features.All(), state: t.TempDir(), boot: "boot-1", config: Config{
+	b := &bench{t: t, host: host, disk: faulty, state: t.TempDir(), boot: "boot-1", config: Config{
 		NodeName:         "node",
 		KubeletRoot:      t.TempDir(),
 		Granter:          func([]discovery.Device, discovery.Grant) (none specs.ContainerEdits) { return none },
@@ -78,11 +75,11 @@ func newBench(t testing.TB) *bench {
 			return d, nil, nil
 		},
 		KubeClient: pooltest.KeepingServer(t),
+		NodeUID:    func(context.Context) (types.UID, error) { return "node-uid", nil },
 		CDI:        cdi.Dir{Path: t.TempDir()},
 		HostFS:     host,
 		Disk:       faulty,
 	}}
-	b.config.NodeUID = func(ctx context.Context) (types.UID, error) { return nodeUIDOf(b.config.KubeClient)(ctx) }
 	if err := os.MkdirAll(b.records(), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -121,16 +118,9 @@ func (b *bench) open() {
 func (b *bench) restart() *bench {
 	b.t.Helper()
 	d := b.start()
-	d.features.Store(&b.kept)
 	b.open()
 	close(d.calls.ready)
 	b.Driver = d
-	return b
-}
-
-// keeps sets the features of the API server from the next restart on.
-func (b *bench) keeps(kept features.Set) *bench {
-	b.kept = kept
 	return b
 }
 
@@ -209,37 +199,6 @@ func (b *bench) tryUnprepare(c *resourceapi.ResourceClaim) error {
 	return results[c.UID]
 }
 
-// fakeHelper replaces the library's helper.
-type fakeHelper struct {
-	mu        sync.Mutex
-	published []resourceslice.DriverResources
-	stopped   bool
-}
-
-func (f *fakeHelper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.published = append(f.published, *resources.DeepCopy())
-	return nil
-}
-
-func (f *fakeHelper) Stop() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.stopped = true
-}
-
-// sketches returns sketches of the pools published since the last call.
-func (f *fakeHelper) sketches() (out [][]string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, resources := range f.published {
-		out = append(out, pooltest.SketchPool(resources.Pools["node"]))
-	}
-	f.published = nil
-	return out
-}
-
 // run starts a driver with the helper in a synctest bubble. The returned function stops the driver
 // and returns the error of Run.
 func (b *bench) run(helper helperInterface) (stop func() error) {
@@ -261,25 +220,11 @@ func (b *bench) run(helper helperInterface) (stop func() error) {
 
 type helperInterface = Helper
 
-func expectPublished(t *testing.T, helper *fakeHelper, want ...string) {
-	t.Helper()
-	synctest.Wait()
-	got := helper.sketches()
-	if len(got) != len(want) {
-		t.Fatalf("published %q, want %q", got, want)
-	}
-	for i := range want {
-		if len(got[i]) != 1 || got[i][0] != want[i] {
-			t.Errorf("published %q, want %q", got[i], want[i])
-		}
-	}
-}
-
 // After a registration the driver publishes the slices repeatedly for a while, since the kubelet
 // deleted all slices before it registered the driver.
 func TestPublishingAfterRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
+		b, helper := newBench(t), &pooltest.Helper{}
 		stop := b.run(helper)
 		register := func(accepted bool) {
 			status := &registerapi.RegistrationStatus{PluginRegistered: accepted}
@@ -290,13 +235,13 @@ func TestPublishingAfterRegistration(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		register(true)
-		expectPublished(t, helper) // no snapshot yet
+		pooltest.ExpectPublished(t, helper) // no snapshot yet
 		b.offers(gpu("a", 1))
-		expectPublished(t, helper, "a")
+		pooltest.ExpectPublished(t, helper, "a")
 		register(false)
-		expectPublished(t, helper)
+		pooltest.ExpectPublished(t, helper)
 		register(true)
-		expectPublished(t, helper, "a", "a", "a", "a") // after 1, 3, 7 and 15 s
+		pooltest.ExpectPublished(t, helper, "a", "a", "a", "a") // after 1, 3, 7 and 15 s
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
@@ -305,80 +250,56 @@ func TestPublishingAfterRegistration(t *testing.T) {
 
 func TestPublishing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
+		b, helper := newBench(t), &pooltest.Helper{}
 		active := make(chan struct{})
 		b.active = active
 		stop := b.run(helper)
 		a, other := gpu("a", 1), gpu("b", 2)
 		b.offers(a, other)
-		expectPublished(t, helper) // not while another instance is active
+		pooltest.ExpectPublished(t, helper) // not while another instance is active
 		close(active)
-		expectPublished(t, helper, "a b")
+		pooltest.ExpectPublished(t, helper, "a b")
 
 		b.offers(gpu("a", 1), gpu("b", 2))
-		expectPublished(t, helper) // no change
+		pooltest.ExpectPublished(t, helper) // no change
 
 		a.Health.Status = discovery.Unknown
 		b.offers(a, other)
-		expectPublished(t, helper, "a!unknown:NoSchedule b")
+		pooltest.ExpectPublished(t, helper, "a!unknown:NoSchedule b")
 		a.Health.Status = discovery.Healthy
 		b.offers(a, other)
-		expectPublished(t, helper, "a b")
+		pooltest.ExpectPublished(t, helper, "a b")
 
 		c := claim("c", "a")
 		if _, err := b.try(c); err != nil {
 			t.Fatal(err)
 		}
 		b.offers(other)
-		expectPublished(t, helper, "a!gone:NoSchedule b")
+		pooltest.ExpectPublished(t, helper, "a!gone:NoSchedule b")
 		if err := b.tryUnprepare(c); err != nil {
 			t.Fatal(err)
 		}
-		expectPublished(t, helper, "b")
+		pooltest.ExpectPublished(t, helper, "b")
 
 		kvm := rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 		b.offers(kvm)
-		expectPublished(t, helper, "kvm*")
+		pooltest.ExpectPublished(t, helper, "kvm*")
 		a.Health.Status = discovery.Unhealthy
 		b.offers(a, other)
-		expectPublished(t, helper, "a!unhealthy:NoSchedule b")
-		b.disableFeatures([]string{"DRADeviceTaints"})
-		notify(b.wakePublisher)
-		expectPublished(t, helper, "b")
+		pooltest.ExpectPublished(t, helper, "a!unhealthy:NoSchedule b")
 
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		if !helper.stopped {
+		if !helper.Stopped() {
 			t.Error("the helper still runs")
-		}
-	})
-}
-
-func TestDroppedFieldsArePublishedOtherwise(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
-		stop := b.run(helper)
-		synctest.Wait()
-		sick := gpu("a", 1)
-		sick.Health.Status = discovery.Unhealthy
-		b.offers(sick)
-		expectPublished(t, helper, "a!unhealthy:NoSchedule")
-		slice := func(taints ...resourceapi.DeviceTaint) *resourceapi.ResourceSlice {
-			return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: "a", Taints: taints}}}}
-		}
-		dropped := &resourceslice.DroppedFieldsError{DesiredSlice: slice(resourceapi.DeviceTaint{}), ActualSlice: slice()}
-		b.HandleError(t.Context(), errors.Join(dropped, kubeletplugin.ErrRecoverable), "publish")
-		expectPublished(t, helper, "")
-		if err := stop(); err != nil {
-			t.Errorf("Run: %v", err)
 		}
 	})
 }
 
 func TestFatalErrorEndsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
+		b, helper := newBench(t), &pooltest.Helper{}
 		stop := b.run(helper)
 		synctest.Wait()
 		b.HandleError(t.Context(), kubeletplugin.ErrRecoverable, "a passing trouble")
@@ -393,7 +314,7 @@ func TestFatalErrorEndsRun(t *testing.T) {
 
 func TestCallsWaitForTheActiveInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
+		b, helper := newBench(t), &pooltest.Helper{}
 		active := make(chan struct{})
 		b.active = active
 		stop := b.run(helper)
@@ -436,7 +357,7 @@ func TestCallsWaitForTheActiveInstance(t *testing.T) {
 
 func TestRunFinishesCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
+		b, helper := newBench(t), &pooltest.Helper{}
 		entered, leave := make(chan struct{}), make(chan struct{})
 		b.config.Configure = func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 			close(entered)
@@ -534,14 +455,17 @@ func (s *silentServer) PublishResources(context.Context, resourceslice.DriverRes
 
 func (s *silentServer) Stop() { close(s.stopped) }
 
-// A driver that waits for the API server can still be stopped.
+// A driver that waits for the API server prepares claims, and can be stopped.
 func TestRunEndsWithoutAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		stop := b.run(&silentServer{stopped: make(chan struct{})})
-		b.Publish(&rules.Snapshot{}, nil)
+		b.offers(gpu("a", 1))
 		time.Sleep(time.Hour)
 		synctest.Wait()
+		if _, err := b.try(claim("c", "a")); err != nil {
+			t.Error(err)
+		}
 		if err := stop(); err != nil {
 			t.Error(err)
 		}

@@ -121,7 +121,8 @@ func TestPublishedFollows(t *testing.T) {
 				}
 				return resourceapi.DeviceTaintEffectNoExecute
 			}
-			stop := b.run(&fakeHelper{})
+			helper := &pooltest.Helper{}
+			stop := b.run(helper)
 			c.bench.offers(gpu("a", 1), gpu("b", 1), gpu("c", 1), pooltest.PartDevice("g", "g-1", 1), pooltest.PartDevice("g", "g-2", 1), pooltest.PartDevice("g", "g-3", 1))
 			c.snapshot = b.view.Load().snapshot
 			synctest.Wait()
@@ -148,8 +149,9 @@ func TestPublishedFollows(t *testing.T) {
 				}
 				time.Sleep(time.Duration(c.Int64N(int64(3 * time.Second))))
 				synctest.Wait()
-				published := *b.lastPool.Load()
-				in, _ := b.poolInput(b.view.Load(), published, time.Now())
+				published := helper.LastPool()
+				in, _ := b.poolInput(time.Now())
+				in.Last, in.Features = published, b.Publisher.KeptFeatures()
 				if want, _ := pool.BuildPool(in); !equality.Semantic.DeepEqual(published, want) {
 					t.Errorf("seed %d, change %d (%s): published is %q, want %q", seed, i, change, pooltest.SketchPool(published), pooltest.SketchPool(want))
 					break

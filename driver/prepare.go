@@ -308,7 +308,7 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	if d.offeredFor(c) {
-		notify(d.wakePublisher)
+		d.Publisher.Wake()
 	}
 	if d.config.OnClaimEnd != nil {
 		d.config.OnClaimEnd()
@@ -321,7 +321,7 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 // own name in place of a common name, returns to them. Without counters, allocated devices have
 // precedence over others.
 func (d *Driver) offeredFor(r *ledger.Claim) bool {
-	if r == nil || r.Configuring || !d.keptFeatures().Counters {
+	if r == nil || r.Configuring || !d.Publisher.KeptFeatures().Counters {
 		return true
 	}
 	view := d.view.Load()

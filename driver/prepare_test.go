@@ -30,7 +30,6 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/ledger"
@@ -805,32 +804,33 @@ func TestAdminAccessChangesNothing(t *testing.T) {
 	mustRefuse(t, b, asking(c, "net1"), "device a is not the claim's alone")
 }
 
-// TestUnprepareWakesThePublisher checks that Unprepare wakes the publisher only if the slices may
-// change: when the device is gone, or without counters, when allocated devices have precedence.
-func TestUnprepareWakesThePublisher(t *testing.T) {
+// The slices may depend on a claim if its device is gone, or without counters, when allocated
+// devices have precedence.
+func TestOfferedFor(t *testing.T) {
 	for name, test := range map[string]struct {
 		offered []rules.Offered // when the claim is unprepared
-		dropped []string
+		server  func(*resourceapi.ResourceSlice) error
 		want    bool
 	}{
 		"still there":      {offered: []rules.Offered{gpu("a", 1)}},
 		"gone":             {want: true},
-		"without counters": {offered: []rules.Offered{gpu("a", 1)}, dropped: []string{"DRAPartitionableDevices"}, want: true},
+		"without counters": {offered: []rules.Offered{gpu("a", 1)}, server: pooltest.WithoutCounters, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			b.keeps(features.All().WithoutFeatures(test.dropped...)).restart().offers(gpu("a", 1))
+			if test.server != nil {
+				b.config.KubeClient = pooltest.ChangingServer(t, test.server)
+			}
+			b.restart().offers(gpu("a", 1))
+			if err := b.Publisher.DetectFeatures(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 			c := claim("c", "a")
-			if _, err := b.try(c); err != nil {
-				t.Fatal(err)
-			}
+			mustPrepare(t, b, c)
 			b.offers(test.offered...)
-			<-b.wakePublisher
-			if err := b.endClaim(t.Context(), c.UID); err != nil {
-				t.Fatal(err)
-			}
-			if got := len(b.wakePublisher) > 0; got != test.want {
-				t.Errorf("wakes the publisher: %v, want %v", got, test.want)
+			prepared, _ := b.ledger.Claim(c.UID)
+			if got := b.offeredFor(prepared); got != test.want {
+				t.Errorf("the slices may depend on the claim: %v, want %v", got, test.want)
 			}
 		})
 	}

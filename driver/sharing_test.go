@@ -172,16 +172,16 @@ func TestNegativeShare(t *testing.T) {
 // After a change of sharing, an allocated device is published again when its claim has ended.
 func TestSharedAnewIsPublishedAfterTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
+		b, helper := newBench(t), &pooltest.Helper{}
 		stop := b.run(helper)
 		b.offers(gpu("a", 1))
-		expectPublished(t, helper, "a")
+		pooltest.ExpectPublished(t, helper, "a")
 		c := claim("c", "a")
 		mustPrepare(t, b, c)
 		b.offers(byMemory("a", 8))
-		expectPublished(t, helper, "")
+		pooltest.ExpectPublished(t, helper, "")
 		mustUnprepare(t, b, c)
-		expectPublished(t, helper, "a*")
+		pooltest.ExpectPublished(t, helper, "a*")
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
@@ -234,16 +234,16 @@ func TestNumberOfSharesIsPublishedAfterTheClaim(t *testing.T) {
 		b := newBench(t).restart().offers(byNumber("a", 4))
 		c := taking(claim("c", "a"), discovery.Shares, "1")
 		mustPrepare(t, b, c)
-		helper := &fakeHelper{}
+		helper := &pooltest.Helper{}
 		stop := b.run(helper)
 		b.offers(byNumber("a", 8))
-		expectPublished(t, helper, "")
+		pooltest.ExpectPublished(t, helper, "")
 		b.offers(byNumber("a", 4))
-		expectPublished(t, helper, "a*")
+		pooltest.ExpectPublished(t, helper, "a*")
 		b.offers(byNumber("a", 8))
-		expectPublished(t, helper, "")
+		pooltest.ExpectPublished(t, helper, "")
 		mustUnprepare(t, b, c)
-		expectPublished(t, helper, "a*")
+		pooltest.ExpectPublished(t, helper, "a*")
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
@@ -255,16 +255,16 @@ func TestNumberOfSharesIsPublishedAfterTheClaim(t *testing.T) {
 // after the kubelet has restarted.
 func TestShareFromEarlierSlices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
+		b, helper := newBench(t), &pooltest.Helper{}
 		stop := b.run(helper)
 		b.offers(gpu("a", 1), gpu("b", 2))
-		expectPublished(t, helper, "a b")
+		pooltest.ExpectPublished(t, helper, "a b")
 		c := taking(claim("c", "a"), discovery.Shares, "1")
 		mustPrepare(t, b, c)
 		b.SetRegistration(Accepted)
-		expectPublished(t, helper, "b")
+		pooltest.ExpectPublished(t, helper, "b")
 		mustUnprepare(t, b, c)
-		expectPublished(t, helper, "a b")
+		pooltest.ExpectPublished(t, helper, "a b")
 		if err := stop(); err != nil {
 			t.Error(err)
 		}

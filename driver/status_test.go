@@ -27,6 +27,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/ledger"
 )
 
@@ -52,7 +53,7 @@ func statusTest(t *testing.T, claims []*resourceapi.ResourceClaim, test func(t *
 			}
 			return edits
 		}
-		stop := b.run(&fakeHelper{})
+		stop := b.run(&pooltest.Helper{})
 		defer func() {
 			if err := stop(); err != nil {
 				t.Errorf("Run: %v", err)

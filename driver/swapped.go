@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/publish"
 	"chandler.dev/internal/ledger"
 )
 
@@ -19,7 +20,7 @@ import (
 // hosts. A claim that was allocated before the request succeeds is refused, even if it was allocated
 // the new device, so the first pauses after failures are short.
 func (d *Driver) swapLoop(ctx context.Context) {
-	pause := NewPause()
+	pause := publish.NewPause()
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
@@ -28,7 +29,7 @@ func (d *Driver) swapLoop(ctx context.Context) {
 			klog.FromContext(ctx).Info("Whose a device was that is another now cannot be found out; trying again", "interval", next, "reason", err.Error())
 			again = time.After(next)
 		} else {
-			pause = NewPause()
+			pause = publish.NewPause()
 		}
 		select {
 		case <-ctx.Done():

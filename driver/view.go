@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -45,7 +46,34 @@ func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
 		identities: identitiesIn(snapshot, before.identities), next: make(chan struct{}),
 	})
 	close(before.next)
-	notify(d.wakePublisher)
+	d.Publisher.Wake()
+}
+
+// poolInput returns the present input of the pool; see [publish.Config].
+func (d *Driver) poolInput(now time.Time) (in pool.Input, changes time.Time) {
+	v := d.view.Load()
+	if v.snapshot == nil {
+		return pool.Input{}, time.Time{}
+	}
+	in = pool.Input{
+		Snapshot:      v.snapshot,
+		Withheld:      v.withheld,
+		Claims:        d.ledger.Claims(),
+		ExcusedHealth: make(map[string]bool),
+		GoneEffect:    d.config.GoneEffect(),
+	}
+	for _, device := range v.snapshot.Devices {
+		if device.Health.Status != discovery.Unknown {
+			continue
+		}
+		if left := d.jobs.excuseFor(device.Name, now); left > 0 {
+			in.ExcusedHealth[device.Name] = true
+			if end := now.Add(left); changes.IsZero() || end.Before(changes) {
+				changes = end
+			}
+		}
+	}
+	return in, changes
 }
 
 // identitiesIn adds the identities of a snapshot to the known ones. A device keeps its identity

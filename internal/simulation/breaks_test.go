@@ -38,7 +38,7 @@ var deliberates = []deliberate{
 	{"abandoned claims are not swept", "driver/sweep.go", "		suspects = d.unprepareAbandoned(ctx, suspects)\n", "		_ = d.unprepareAbandoned\n"},
 	{"two agents are active at once", "cmd/chandler/agent/agent.go", "		unlock, err := a.Lock.Acquire(ctx)\n", "		unlock, err := func() {}, error(nil)\n"},
 	{"an agent with a wrong configuration registers beside another", "cmd/chandler/agent/agent.go", "	a.awaitTurn(ctx)\n", "	_ = a.awaitTurn\n"},
-	{"slices are published once", "driver/publish.go", "	return p.wanted != nil && p.wanted != p.last && (p.last == nil ||", "	return p.wanted != nil && p.wanted != p.last && (p.last == nil || false &&"},
+	{"slices are published once", "driver/publish/schedule.go", "	return s.wanted != nil && s.wanted != s.last && (s.last == nil ||", "	return s.wanted != nil && s.wanted != s.last && (s.last == nil || false &&"},
 	{"the file boot is not synchronised", "internal/ledger/boot.go", "	if err := l.files.writeSynced(bootFile, l.bootText()); err", "	if _, err := l.files.claims.Write(l.files.path(bootFile), l.bootText(), 0o600); err"},
 	{"the file of grants is not synchronised", "internal/ledger/grants.go", "err = gs.files.writeSynced(grantsFile, data)", "_, err = gs.files.claims.Write(gs.files.path(grantsFile), data, 0o600)"},
 	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touchesHold(&w) && h.hasNode(nodes) && !a.explainsNodes(&w, q.stock):", "			case false:"},

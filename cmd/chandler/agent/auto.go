@@ -14,6 +14,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/cluster"
 	devices "chandler.dev/discovery"
 	"chandler.dev/driver"
+	"chandler.dev/driver/publish"
 	"chandler.dev/internal/disk"
 )
 
@@ -41,7 +42,7 @@ const autoFile = "mode"
 
 // newAuto reads the last choice from the file.
 func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *autoMode {
-	a := &autoMode{servesDRA: served, registration: registration, pause: driver.NewPause()}
+	a := &autoMode{servesDRA: served, registration: registration, pause: publish.NewPause()}
 	a.stateFile = openMemo(ctx, files, filepath.Join(stateDir, autoFile), func(data []byte) (err error) {
 		a.last, err = parseAuto(data)
 		return err
@@ -82,7 +83,7 @@ func (a *autoMode) determineMode(ctx context.Context) devices.Mode {
 	if !served {
 		a.answer = devices.ModeDevicePlugin
 	} // otherwise the kubelet has yet to register the driver
-	a.nextCheck, a.pause = time.Now().Add(askInterval), driver.NewPause()
+	a.nextCheck, a.pause = time.Now().Add(askInterval), publish.NewPause()
 	return a.answer
 }
 
@@ -90,7 +91,7 @@ func (a *autoMode) determineMode(ctx context.Context) devices.Mode {
 // supports: v1beta1 or later. A successful detection of features, which the driver needs in any case,
 // saves the request for the group.
 func (a *agent) servesDRA(ctx context.Context) (bool, error) {
-	if !a.withoutDRA.Load() && a.driver.DetectFeatures(ctx) == nil {
+	if !a.withoutDRA.Load() && a.driver.Publisher.DetectFeatures(ctx) == nil {
 		return true, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, cluster.AskTimeout)

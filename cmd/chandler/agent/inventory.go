@@ -24,7 +24,7 @@ func (a *agent) inventoryFacts() (inventory.Facts, bool) {
 		return inventory.Facts{}, false
 	}
 	facts := p.inventoryFacts(a.ledger.View, a.cluster.LastListing(), a.ledger.Since)
-	facts.Notes = a.notes(a.driver.Refusal())
+	facts.Notes = a.notes(a.driver.Publisher.Refusal())
 	facts.Name, facts.Version, facts.Families, facts.At = a.NodeName, a.Version, len(a.Families), time.Now()
 	if of := a.classResources.Load(); of != nil {
 		facts.Installed = func(class string) bool { _, installed := (*of)[class]; return installed }

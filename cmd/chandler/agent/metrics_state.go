@@ -37,13 +37,13 @@ type agentState struct {
 func (a *agent) state() agentState {
 	return agentState{
 		node:      a.NodeName,
-		features:  a.driver.Features,
+		features:  a.driver.Publisher.Features,
 		prepared:  a.driver.PreparedClaims,
 		placed:    a.placedDevices.Load,
 		view:      a.ledger.View,
 		listing:   a.cluster.LastListing,
-		published: a.driver.PublishedPool,
-		refusal:   a.driver.Refusal,
+		published: a.driver.Publisher.PublishedPool,
+		refusal:   a.driver.Publisher.Refusal,
 		registered: func() (is, known bool) {
 			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()
 		},

@@ -1,4 +1,4 @@
-package driver
+package publish
 
 import (
 	"context"
@@ -42,31 +42,31 @@ func NewPause() wait.Backoff {
 
 // detectFeatures detects the API server's features for the publisher. It returns the reason of a
 // failure, and logs the reason if it differs from the last one.
-func (d *Driver) detectFeatures(ctx context.Context, p *publisher, last string) (reason string) {
+func (p *Publisher) detectFeatures(ctx context.Context, s *schedule, last string) (reason string) {
 	fresh := time.Duration(0)
-	if !p.featuresKnown {
+	if !s.featuresKnown {
 		fresh = featuresFresh
 	}
-	err := d.detectUnlessFresh(ctx, fresh)
+	err := p.detectUnlessFresh(ctx, fresh)
 	if ctx.Err() != nil {
 		return last
 	}
-	interval := d.askInterval
+	interval := p.askInterval
 	if err != nil {
 		interval /= sooner
 		reason = err.Error()
 	}
 	switch {
 	case err == nil:
-		d.refusal.Store(nil)
+		p.refusal.Store(nil)
 	case isRejection(err):
-		d.refusal.Store(&reason)
+		p.refusal.Store(&reason)
 	}
-	p.recordDetection(err, time.Now(), interval-interval/4+rand.N(interval/2))
+	s.recordDetection(err, time.Now(), interval-interval/4+rand.N(interval/2))
 	switch {
 	case err == nil:
-	case !p.waitsForFeatures():
-		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is unknown; until it is known, only fields that it has kept are published", "reason", reason, "without", d.keptFeatures().MissingNames())
+	case !s.waitsForFeatures():
+		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is unknown; until it is known, only fields that it has kept are published", "reason", reason, "without", p.KeptFeatures().MissingNames())
 	case reason != last:
 		klog.FromContext(ctx).Info("Publishing ResourceSlices waits for the API server", "reason", reason)
 	}
@@ -88,30 +88,30 @@ func isStaleWrite(err error) bool {
 
 // Refusal returns the API server's reason for refusing the node's ResourceSlices, such as the
 // answer of an admission webhook. It returns "" if the last detection succeeded or there was none.
-func (d *Driver) Refusal() string { return ptr.Deref(d.refusal.Load(), "") }
+func (p *Publisher) Refusal() string { return ptr.Deref(p.refusal.Load(), "") }
 
 // DetectFeatures detects the API server's features, unless a detection has succeeded in the last minute. It
 // returns a NotFound error if the API server does not serve ResourceSlices in a supported version.
-// It may be called before [Driver.Run], which then begins with the result.
-func (d *Driver) DetectFeatures(ctx context.Context) error {
-	return d.detectUnlessFresh(ctx, featuresFresh)
+// It may be called before [Publisher.Run], which then begins with the result.
+func (p *Publisher) DetectFeatures(ctx context.Context) error {
+	return p.detectUnlessFresh(ctx, featuresFresh)
 }
 
 // detectUnlessFresh detects the API server's features, unless the last success is more recent than
 // the duration. A concurrent call waits for the first one.
-func (d *Driver) detectUnlessFresh(ctx context.Context, fresh time.Duration) error {
+func (p *Publisher) detectUnlessFresh(ctx context.Context, fresh time.Duration) error {
 	select {
-	case d.detecting <- struct{}{}:
-		defer func() { <-d.detecting }()
+	case p.detecting <- struct{}{}:
+		defer func() { <-p.detecting }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if time.Since(d.lastDetection) < fresh {
+	if time.Since(p.lastDetection) < fresh {
 		return nil
 	}
-	err := d.negotiateFeatures(ctx)
+	err := p.negotiateFeatures(ctx)
 	if err == nil {
-		d.lastDetection = time.Now()
+		p.lastDetection = time.Now()
 	}
 	return err
 }
@@ -119,14 +119,14 @@ func (d *Driver) detectUnlessFresh(ctx context.Context, fresh time.Duration) err
 // negotiateFeatures detects the optional fields of ResourceSlices that the API server keeps, by
 // creating slices in dry runs. Detection from the published slices would be too late: if the server
 // dropped counters, a whole device and its partitions could both be allocated in the meantime.
-func (d *Driver) negotiateFeatures(ctx context.Context) error {
+func (p *Publisher) negotiateFeatures(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
-	kept, err := features.DetectFeatures(asking, d.config.KubeClient, d.config.NodeName)
+	kept, err := features.DetectFeatures(asking, p.config.KubeClient, p.config.NodeName)
 	if err != nil {
 		return err
 	}
-	if before := d.features.Swap(&kept); before == nil || *before != kept {
+	if before := p.features.Swap(&kept); before == nil || *before != kept {
 		klog.FromContext(ctx).Info("The API server's support for fields of ResourceSlices is known; publishing accordingly", "without", kept.MissingNames())
 	}
 	return nil
@@ -134,9 +134,9 @@ func (d *Driver) negotiateFeatures(ctx context.Context) error {
 
 // disableFeatures removes features that the API server has disabled, and reports whether the set
 // has changed.
-func (d *Driver) disableFeatures(disabled []string) bool {
+func (p *Publisher) disableFeatures(disabled []string) bool {
 	for {
-		before := d.features.Load()
+		before := p.features.Load()
 		if before == nil {
 			return false // no feature is in use
 		}
@@ -144,7 +144,7 @@ func (d *Driver) disableFeatures(disabled []string) bool {
 		if after == *before {
 			return false
 		}
-		if d.features.CompareAndSwap(before, &after) {
+		if p.features.CompareAndSwap(before, &after) {
 			return true
 		}
 	}
@@ -152,10 +152,13 @@ func (d *Driver) disableFeatures(disabled []string) bool {
 
 // Features returns the features of ResourceSlices that the API server keeps or drops, or nil before
 // their detection.
-func (d *Driver) Features() []features.Feature {
-	kept := d.features.Load()
+func (p *Publisher) Features() []features.Feature {
+	kept := p.features.Load()
 	if kept == nil {
 		return nil
 	}
 	return kept.AllFeatures()
 }
+
+// KeptFeatures returns the known features of the API server, none before their detection.
+func (p *Publisher) KeptFeatures() features.Set { return ptr.Deref(p.features.Load(), features.Set{}) }

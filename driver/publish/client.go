@@ -1,18 +1,16 @@
-package driver
+package publish
 
 import (
 	"context"
 	"io"
 	"net/http"
 	"slices"
-	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
@@ -20,18 +18,20 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// client is the client for the library. It reads all claims of a call concurrently, and creates
-// ResourceSlices with the present UID of their Node. Equal devices are in memory once: the library
-// has a copy of the pool that was published, and keeps the slices of the API server in two caches.
+// client is the client for the library. It creates ResourceSlices with the present UID of their
+// Node. Equal devices are in memory once: the library has a copy of the pool that was published, and
+// keeps the slices of the API server in two caches.
 type client struct {
 	kubernetes.Interface
-	nodeUID func(context.Context) (types.UID, error)
-	pool    *atomic.Pointer[resourceslice.Pool] // as last given to the library; nil before the first
-	adopted chan<- struct{}                     // receives a value after the client has changed pool
+	publisher *Publisher
 }
 
+// KubeClient returns the client for the library.
+func (p *Publisher) KubeClient() kubernetes.Interface { return client{p.config.KubeClient, p} }
+
+// ResourceV1 returns the client of the API group.
 func (c client) ResourceV1() resourceclient.ResourceV1Interface {
-	return resources{c.Interface.ResourceV1(), c}
+	return resources{c.Interface.ResourceV1(), c.publisher}
 }
 
 // IsWatchListSemanticsUnSupported returns the answer of the wrapped client, which the library would
@@ -43,40 +43,36 @@ func (c client) IsWatchListSemanticsUnSupported() bool {
 
 type resources struct {
 	resourceclient.ResourceV1Interface
-	client client
-}
-
-func (r resources) ResourceClaims(namespace string) resourceclient.ResourceClaimInterface {
-	return aheadClaims{r.ResourceV1Interface.ResourceClaims(namespace), r.ResourceV1Interface, namespace}
+	publisher *Publisher
 }
 
 func (r resources) ResourceSlices() resourceclient.ResourceSliceInterface {
-	return nodeSlices{r.ResourceV1Interface.ResourceSlices(), r.client}
+	return nodeSlices{r.ResourceV1Interface.ResourceSlices(), r.publisher}
 }
 
 // nodeSlices creates slices with the present UID of their Node, and returns slices that share the
 // memory of the published pool.
 type nodeSlices struct {
 	resourceclient.ResourceSliceInterface
-	client client
+	publisher *Publisher
 }
 
 // Create creates a slice. It implements [resourceclient.ResourceSliceInterface].
 func (s nodeSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.CreateOptions) (*resourceapi.ResourceSlice, error) {
-	owned, err := s.client.own(ctx, slice)
+	owned, err := s.publisher.own(ctx, slice)
 	if err != nil {
 		return nil, err
 	}
-	s.client.adoptDevices(slice.Spec.Devices) // before the watch has the event
+	s.publisher.adoptDevices(slice.Spec.Devices) // before the watch has the event
 	created, err := s.ResourceSliceInterface.Create(ctx, owned, options)
-	return s.client.shared(created), err
+	return s.publisher.shared(created), err
 }
 
 // Update updates a slice. It implements [resourceclient.ResourceSliceInterface].
 func (s nodeSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.UpdateOptions) (*resourceapi.ResourceSlice, error) {
-	s.client.adoptDevices(slice.Spec.Devices) // before the watch has the event
+	s.publisher.adoptDevices(slice.Spec.Devices) // before the watch has the event
 	updated, err := s.ResourceSliceInterface.Update(ctx, slice, options)
-	return s.client.shared(updated), err
+	return s.publisher.shared(updated), err
 }
 
 // List lists slices. It implements [resourceclient.ResourceSliceInterface].
@@ -86,7 +82,7 @@ func (s nodeSlices) List(ctx context.Context, options metav1.ListOptions) (*reso
 		return nil, err
 	}
 	for i := range list.Items {
-		list.Items[i] = *s.client.shared(&list.Items[i])
+		list.Items[i] = *s.publisher.shared(&list.Items[i])
 	}
 	return list, nil
 }
@@ -97,13 +93,13 @@ func (s nodeSlices) Watch(ctx context.Context, options metav1.ListOptions) (watc
 	if err != nil {
 		return nil, err
 	}
-	return watch.NewStreamWatcher(sharedEvents{events, s.client}, apierrors.NewClientErrorReporter(http.StatusInternalServerError, "WATCH", "")), nil
+	return watch.NewStreamWatcher(sharedEvents{events, s.publisher}, apierrors.NewClientErrorReporter(http.StatusInternalServerError, "WATCH", "")), nil
 }
 
 // sharedEvents are the events of a watch whose slices share the memory of the published pool.
 type sharedEvents struct {
-	events watch.Interface
-	client client
+	events    watch.Interface
+	publisher *Publisher
 }
 
 // Decode returns the next event. It implements [watch.Decoder].
@@ -113,7 +109,7 @@ func (s sharedEvents) Decode() (watch.EventType, runtime.Object, error) {
 		return "", nil, io.EOF
 	}
 	if slice, is := event.Object.(*resourceapi.ResourceSlice); is {
-		event.Object = s.client.shared(slice)
+		event.Object = s.publisher.shared(slice)
 	}
 	return event.Type, event.Object, nil
 }
@@ -122,9 +118,9 @@ func (s sharedEvents) Decode() (watch.EventType, runtime.Object, error) {
 func (s sharedEvents) Close() { s.events.Stop() }
 
 // shared returns the slice with the devices of a published slice if all of them are equal. Neither
-// the library nor the driver modifies the devices.
-func (c client) shared(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
-	pool := c.pool.Load()
+// the library nor the publisher modifies the devices.
+func (p *Publisher) shared(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+	pool := p.lastPool.Load()
 	if pool == nil || slice == nil {
 		return slice
 	}
@@ -138,8 +134,8 @@ func (c client) shared(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSl
 
 // adoptDevices replaces the devices of an equal published slice by the devices that the library
 // writes, which are in the library's copy of the pool.
-func (c client) adoptDevices(written []resourceapi.Device) {
-	pool := c.pool.Load()
+func (p *Publisher) adoptDevices(written []resourceapi.Device) {
+	pool := p.lastPool.Load()
 	if pool == nil {
 		return
 	}
@@ -147,8 +143,8 @@ func (c client) adoptDevices(written []resourceapi.Device) {
 		adopted := *pool
 		adopted.Slices = slices.Clone(pool.Slices)
 		adopted.Slices[i].Devices = written
-		if c.pool.CompareAndSwap(pool, &adopted) { // the driver may have stored another pool
-			notify(c.adopted)
+		if p.lastPool.CompareAndSwap(pool, &adopted) { // the loop may have stored another pool
+			p.Wake()
 		}
 	}
 }

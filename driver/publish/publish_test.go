@@ -1,6 +1,7 @@
-package driver
+package publish
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,28 +17,75 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
 )
+
+func TestMain(m *testing.M) {
+	// One handler sleeps until a time relative to its last error, which is years later outside a
+	// synctest bubble.
+	utilruntime.ErrorHandlers = nil
+	m.Run()
+}
+
+// bench is a publisher without a driver.
+type bench struct {
+	*Publisher
+	input atomic.Pointer[pool.Input]
+}
+
+// newBench returns a publisher for the API server. The server keeps all fields if it is nil.
+func newBench(t testing.TB, server kubernetes.Interface) *bench {
+	if server == nil {
+		server = pooltest.KeepingServer(t)
+	}
+	b := &bench{}
+	b.input.Store(&pool.Input{})
+	b.Publisher = New(Config{NodeName: "node", NodeUID: nodeUIDOf(server), KubeClient: server, PoolInput: func(time.Time) (pool.Input, time.Time) {
+		return *b.input.Load(), time.Time{}
+	}})
+	return b
+}
+
+// offers makes the publisher publish the devices.
+func (b *bench) offers(devices ...rules.Offered) {
+	b.input.Store(&pool.Input{Snapshot: &rules.Snapshot{Devices: devices}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule})
+	b.Wake()
+}
+
+// run runs the publisher. The returned function stops it and returns the error of Run.
+func (b *bench) run(helper Helper) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx, helper) }()
+	return func() error {
+		cancel()
+		return <-ended
+	}
+}
+
+// gpu is a device that is healthy.
+func gpu(name string) rules.Offered { return rules.Offered{Device: discovery.Device{Name: name}} }
 
 // The features of an upgraded server are detected.
 func TestNegotiateAgain(t *testing.T) {
 	old := true
-	b := newBench(t)
-	b.config.KubeClient = pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
+	b := newBench(t, pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
 		for i := range slice.Spec.Devices {
 			if old {
 				slice.Spec.Devices[i].Taints = nil
 			}
 		}
 		return nil
-	})
-	b.restart().features.Store(nil)
+	}))
 	if features := b.Features(); features != nil {
 		t.Errorf("said before the server was asked: %v", features)
 	}
@@ -57,14 +105,14 @@ func TestNegotiateAgain(t *testing.T) {
 	}
 }
 
-// While the API server is unreachable or unhealthy, claims are prepared and nothing is published.
+// While the API server is unreachable or unhealthy, nothing is published.
 // Later, the features are detected before the first publication.
 func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		down := []error{syscall.ECONNREFUSED, apierrors.NewInternalError(errors.New("no etcd")), apierrors.NewTooManyRequests("later", 1)}
 		var answers atomic.Int32
-		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
+		helper := &pooltest.Helper{}
+		b := newBench(t, pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
 			if n := int(answers.Load()); n < len(down) {
 				return down[n]
 			}
@@ -72,21 +120,18 @@ func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 				slice.Spec.Devices[i].Taints = nil
 			}
 			return nil
-		})
+		}))
 		stop := b.run(helper)
-		sick := gpu("b", 2)
+		sick := gpu("b")
 		sick.Health.Status = discovery.Unhealthy
-		b.offers(gpu("a", 1), sick)
+		b.offers(gpu("a"), sick)
 		for range down {
 			time.Sleep(time.Hour)
-			expectPublished(t, helper)
+			pooltest.ExpectPublished(t, helper)
 			answers.Add(1)
 		}
-		if _, err := b.try(claim("c", "a")); err != nil {
-			t.Error(err)
-		}
 		time.Sleep(longestPause)
-		expectPublished(t, helper, "a") // the server has no taints
+		pooltest.ExpectPublished(t, helper, "a") // the server has no taints
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
@@ -96,9 +141,8 @@ func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 // A driver that waits for the API server stops at once.
 func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.config.KubeClient = pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error { return syscall.ECONNREFUSED })
-		stop := b.run(&fakeHelper{})
+		b := newBench(t, pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error { return syscall.ECONNREFUSED }))
+		stop := b.run(&pooltest.Helper{})
 		synctest.Wait()
 		start := time.Now()
 		if err := stop(); err != nil {
@@ -116,26 +160,26 @@ func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
 func TestRefusalIsNotForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var allowed atomic.Bool
-		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
+		helper := &pooltest.Helper{}
+		b := newBench(t, pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
 			if !allowed.Load() {
 				return apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("no roles yet"))
 			}
 			return nil
-		})
+		}))
 		stop := b.run(helper)
-		sick := gpu("a", 1)
+		sick := gpu("a")
 		sick.Health.Status = discovery.Unhealthy
 		b.offers(sick)
-		expectPublished(t, helper)
+		pooltest.ExpectPublished(t, helper)
 		time.Sleep(2 * refusalPause)
-		expectPublished(t, helper, "")
+		pooltest.ExpectPublished(t, helper, "")
 		if why := b.Refusal(); !strings.Contains(why, "no roles yet") {
 			t.Errorf("refused: %q", why)
 		}
 		allowed.Store(true)
 		time.Sleep(2 * b.askInterval / sooner)
-		expectPublished(t, helper, "a!unhealthy:NoSchedule")
+		pooltest.ExpectPublished(t, helper, "a!unhealthy:NoSchedule")
 		if why := b.Refusal(); why != "" {
 			t.Errorf("still refused: %q", why)
 		}
@@ -148,19 +192,19 @@ func TestRefusalIsNotForLong(t *testing.T) {
 func TestFirstRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var allowed atomic.Bool
-		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error {
+		helper := &pooltest.Helper{}
+		b := newBench(t, pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error {
 			if !allowed.Load() {
 				return apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("no roles yet"))
 			}
 			return nil
-		})
+		}))
 		stop := b.run(helper)
 		b.offers(rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 		time.Sleep(refusalPause / 2)
 		allowed.Store(true)
 		time.Sleep(longestPause)
-		expectPublished(t, helper, "kvm*")
+		pooltest.ExpectPublished(t, helper, "kvm*")
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
@@ -172,28 +216,28 @@ func TestFirstRefusals(t *testing.T) {
 func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var drops atomic.Bool
-		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
+		helper := &pooltest.Helper{}
+		b := newBench(t, pooltest.ChangingServer(t, func(slice *resourceapi.ResourceSlice) error {
 			if drops.Load() {
 				return pooltest.WithoutCounters(slice)
 			}
 			return nil
-		})
+		}))
 		stop := b.run(helper)
-		b.offers(gpu("a", 1))
-		expectPublished(t, helper, "a")
+		b.offers(gpu("a"))
+		pooltest.ExpectPublished(t, helper, "a")
 		drops.Store(true)
-		b.offers(gpu("a", 1), pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3))
-		expectPublished(t, helper, "a g0")
+		b.offers(gpu("a"), pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3))
+		pooltest.ExpectPublished(t, helper, "a g0")
 		drops.Store(false)
-		b.offers(gpu("a", 1))
-		expectPublished(t, helper, "a")
+		b.offers(gpu("a"))
+		pooltest.ExpectPublished(t, helper, "a")
 		if b.negotiateFeatures(t.Context()) != nil {
 			t.Error("cannot be asked")
 		}
-		b.offers(gpu("a", 1), pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3))
+		b.offers(gpu("a"), pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3))
 		synctest.Wait()
-		if diff := cmp.Diff([][]string{{"set:g0", "a g0<g0 g0-a<g0"}}, helper.sketches()); diff != "" {
+		if diff := cmp.Diff([][]string{{"set:g0", "a g0<g0 g0-a<g0"}}, helper.Sketches()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		if err := stop(); err != nil {
@@ -206,28 +250,28 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 // double up to 1,000 s. Conflicts and fields that the server drops cause no new publication.
 func TestFailedSlicesAreSaidAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error { return nil })
+		helper := &pooltest.Helper{}
+		b := newBench(t, pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error { return nil }))
 		stop := b.run(helper)
-		b.offers(gpu("a", 1))
+		b.offers(gpu("a"))
 		time.Sleep(time.Second)
-		expectPublished(t, helper, "a")
+		pooltest.ExpectPublished(t, helper, "a")
 		resource := schema.GroupResource{Resource: "resourceslices"}
 		for _, err := range []error{apierrors.NewForbidden(resource, "", nil), syscall.ECONNREFUSED} {
 			b.HandleError(t.Context(), errors.Join(err, kubeletplugin.ErrRecoverable), "publish")
 			time.Sleep(retryAfter - time.Second)
-			expectPublished(t, helper)
+			pooltest.ExpectPublished(t, helper)
 			time.Sleep(2 * time.Second)
-			expectPublished(t, helper, "a")
+			pooltest.ExpectPublished(t, helper, "a")
 			time.Sleep(2 * retryAfter)
-			expectPublished(t, helper)
+			pooltest.ExpectPublished(t, helper)
 		}
 		for _, err := range []error{apierrors.NewConflict(resource, "slice", nil), &resourceslice.DroppedFieldsError{
 			DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{},
 		}} {
 			b.HandleError(t.Context(), errors.Join(err, kubeletplugin.ErrRecoverable), "publish")
 			time.Sleep(2 * retryAfter)
-			expectPublished(t, helper)
+			pooltest.ExpectPublished(t, helper)
 		}
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
@@ -237,7 +281,7 @@ func TestFailedSlicesAreSaidAgain(t *testing.T) {
 
 // A refused slice may mean that the server has changed. The features are detected again at once.
 func TestRefusedSlicesAreAskedAbout(t *testing.T) {
-	b := newBench(t).restart()
+	b := newBench(t, nil)
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "slice", nil)
 	b.HandleError(t.Context(), errors.Join(fmt.Errorf("update resource slice: %w", invalid), kubeletplugin.ErrRecoverable), "publish")
 	if !b.featuresDoubted.Swap(false) {
@@ -274,13 +318,13 @@ const longestPause = 4 * time.Minute
 func TestDetectionsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
-		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error {
+		helper := &pooltest.Helper{}
+		b := newBench(t, pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error {
 			asked.Add(1)
 			return syscall.ECONNREFUSED
-		})
+		}))
 		stop := b.run(helper)
-		b.offers(gpu("a", 1))
+		b.offers(gpu("a"))
 		time.Sleep(time.Hour)
 		if n := asked.Load(); n < 20 || n > 100 {
 			t.Errorf("%d detections in an hour", n)
@@ -289,4 +333,63 @@ func TestDetectionsBackOff(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 	})
+}
+
+func TestDroppedFieldsArePublishedOtherwise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t, nil), &pooltest.Helper{}
+		stop := b.run(helper)
+		synctest.Wait()
+		sick := gpu("a")
+		sick.Health.Status = discovery.Unhealthy
+		b.offers(sick)
+		pooltest.ExpectPublished(t, helper, "a!unhealthy:NoSchedule")
+		slice := func(taints ...resourceapi.DeviceTaint) *resourceapi.ResourceSlice {
+			return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: "a", Taints: taints}}}}
+		}
+		dropped := &resourceslice.DroppedFieldsError{DesiredSlice: slice(resourceapi.DeviceTaint{}), ActualSlice: slice()}
+		b.HandleError(t.Context(), errors.Join(dropped, kubeletplugin.ErrRecoverable), "publish")
+		pooltest.ExpectPublished(t, helper, "")
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// The pool of thousands of devices is computed again only if its input has changed.
+func TestPoolIsKeptWhileItsInputIsTheSame(t *testing.T) {
+	b := newBench(t, nil)
+	snapshot := &rules.Snapshot{Devices: []rules.Offered{gpu("a"), gpu("b")}}
+	s := &schedule{}
+	look := func(snapshot *rules.Snapshot, withheld map[string]string) *resourceslice.Pool {
+		b.input.Store(&pool.Input{Snapshot: snapshot, Withheld: withheld})
+		b.refresh(s)
+		return s.wanted
+	}
+	first := look(snapshot, nil)
+	if look(snapshot, map[string]string{}) != first {
+		t.Error("the pool is computed again although nothing has changed")
+	}
+	withheld := look(snapshot, map[string]string{"a": "another API offers it"})
+	if withheld == first {
+		t.Error("the pool is the same although a device is withheld")
+	}
+	if other := look(&rules.Snapshot{Devices: snapshot.Devices[:1]}, nil); other == withheld || len(other.Slices[0].Devices) != 1 {
+		t.Error("the pool is the same although the devices have changed")
+	}
+	one := s.wanted
+	all := features.All()
+	b.features.Store(&all)
+	if b.refresh(s); s.wanted == one {
+		t.Error("the pool is the same although the API server keeps more")
+	}
+	s.last = s.wanted
+	if b.refresh(s); s.wanted != s.last {
+		t.Error("the published pool is not the wanted one")
+	}
+	written := *s.last
+	b.lastPool.Store(&written)
+	if b.refresh(s); s.wanted != &written || s.last != &written {
+		t.Error("the devices of the published pool are still in memory beside those that the library has written")
+	}
 }

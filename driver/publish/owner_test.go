@@ -1,4 +1,4 @@
-package driver
+package publish
 
 import (
 	"context"
@@ -103,16 +103,14 @@ func TestNodeMadeAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newCollected(t)
 		server.setNode("uid-1")
-		b := newBench(t)
-		b.config.KubeClient = server
-		b.restart()
+		publisher := New(Config{NodeName: "node", NodeUID: nodeUIDOf(server), KubeClient: server})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": {Slices: []resourceslice.Slice{
 			{Devices: []resourceapi.Device{{Name: "a"}}}, {Devices: []resourceapi.Device{{Name: "b"}}},
 		}}}}
 		controller, err := resourceslice.StartController(ctx, resourceslice.Options{
-			DriverName: discovery.Domain, KubeClient: client{b.config.KubeClient, nodeUIDOf(server), &b.lastPool, b.wakePublisher}, Resources: &resources,
+			DriverName: discovery.Domain, KubeClient: publisher.KubeClient(), Resources: &resources,
 			Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid-1"}, // as stored by the library
 			MutationCacheTTL: new(365 * 24 * time.Hour),                                                        // avoids endless work
 			ErrorHandler:     func(_ context.Context, err error, msg string) { t.Logf("%s: %v", msg, err) },

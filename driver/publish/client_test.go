@@ -1,7 +1,6 @@
-package driver
+package publish
 
 import (
-	"sync/atomic"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -22,13 +21,12 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 	}
 	server := fake.NewClientset(slice("equal", device("a", "gpu")), slice("other", device("b", "nic")))
 	pool := &resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{device("a", "gpu")}}, {Devices: []resourceapi.Device{device("b", "gpu")}}}}
-	published := new(atomic.Pointer[resourceslice.Pool])
-	published.Store(pool)
-	adopted := make(chan struct{}, 1)
-	library := client{server, nodeUIDOf(server), published, adopted}.ResourceV1().ResourceSlices()
+	p := New(Config{NodeName: "node", NodeUID: nodeUIDOf(server), KubeClient: server})
+	p.lastPool.Store(pool)
+	library := p.KubeClient().ResourceV1().ResourceSlices()
 	expect := func(by string, got *resourceapi.ResourceSlice, i int) {
 		t.Helper()
-		if shared := &got.Spec.Devices[0] == &published.Load().Slices[i].Devices[0]; shared != (got.Name == "equal") {
+		if shared := &got.Spec.Devices[0] == &p.lastPool.Load().Slices[i].Devices[0]; shared != (got.Name == "equal") {
 			t.Errorf("%s: slice %s has the published memory: %v", by, got.Name, shared)
 		}
 	}
@@ -70,7 +68,7 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 	}
 	expect("create", created, 0)
 	expect("what was created", written, 0)
-	if &pool.Slices[0].Devices[0] == &written.Spec.Devices[0] || len(adopted) == 0 {
-		t.Error("the pool was modified in place, or the driver is not woken")
+	if &pool.Slices[0].Devices[0] == &written.Spec.Devices[0] || len(p.wake) == 0 {
+		t.Error("the pool was modified in place, or the loop is not woken")
 	}
 }

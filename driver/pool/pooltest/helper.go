@@ -1,0 +1,75 @@
+package pooltest
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+)
+
+// Helper replaces the library's helper. It records the published pools of the node "node".
+type Helper struct {
+	mu        sync.Mutex
+	published []resourceslice.Pool // since the last call of Sketches
+	last      resourceslice.Pool
+	stopped   bool
+}
+
+// PublishResources records the pools.
+func (h *Helper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last = resources.DeepCopy().Pools["node"]
+	h.published = append(h.published, h.last)
+	return nil
+}
+
+// LastPool returns the pool published last.
+func (h *Helper) LastPool() resourceslice.Pool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.last
+}
+
+// Stop records that the helper was stopped.
+func (h *Helper) Stop() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stopped = true
+}
+
+// Stopped reports whether the helper was stopped.
+func (h *Helper) Stopped() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.stopped
+}
+
+// Sketches returns sketches of the pools published since the last call.
+func (h *Helper) Sketches() (out [][]string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, pool := range h.published {
+		out = append(out, SketchPool(pool))
+	}
+	h.published = nil
+	return out
+}
+
+// ExpectPublished checks the sketches of the pools published since the last call, each of one slice.
+// It is for a synctest bubble.
+func ExpectPublished(t testing.TB, helper *Helper, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	got := helper.Sketches()
+	if len(got) != len(want) {
+		t.Fatalf("published %q, want %q", got, want)
+	}
+	for i := range want {
+		if len(got[i]) != 1 || got[i][0] != want[i] {
+			t.Errorf("published %q, want %q", got[i], want[i])
+		}
+	}
+}
