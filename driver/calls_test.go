@@ -43,7 +43,7 @@ func TestCallsSayWhatTheyWaitFor(t *testing.T) {
 	}
 	configuring := func(t *testing.T) *bench {
 		b := newBench(t).restart().offers(gpu("a", 1))
-		b.jobs.byUID = map[types.UID]*job{c.UID: {devices: []string{"a"}, startTime: time.Now(), cancel: func() {}, done: make(chan struct{})}}
+		b.claims.jobs.byUID = map[types.UID]*job{c.UID: {devices: []string{"a"}, startTime: time.Now(), cancel: func() {}, done: make(chan struct{})}}
 		return b
 	}
 	tests := map[string]struct {

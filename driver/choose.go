@@ -50,7 +50,7 @@ func (c *choices) forget(uid types.UID) {
 // chooseDevices returns the devices for an allocation by a common name. A claim that was prepared
 // before keeps its devices, and other claims get the first free ones. Withheld devices are the last
 // choice: the allocation may precede the withdrawal.
-func (d *Driver) chooseDevices(c *ledger.Claim, allocated *resourceapi.DeviceRequestAllocationResult, v *view) (chosen []rules.Offered, err error) {
+func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.DeviceRequestAllocationResult, v *view) (chosen []rules.Offered, err error) {
 	alike := pool.LookupInterchangeable(v.snapshot, allocated.Device)
 	if len(alike) == 0 {
 		return nil, v.missingReason(allocated.Pool, allocated.Device)
@@ -62,7 +62,7 @@ func (d *Driver) chooseDevices(c *ledger.Claim, allocated *resourceapi.DeviceReq
 	if count < 1 || count > pool.MaxChosen {
 		return nil, fmt.Errorf("device %s/%s: %d of its devices, want 1 to %d", allocated.Pool, allocated.Device, count, pool.MaxChosen)
 	}
-	earlier, state := d.ledger.Claim(c.UID)
+	earlier, state := h.ledger.Claim(c.UID)
 	before := earlier.SourcesOf(&wanted)
 	isBefore := func(device *rules.Offered) bool { return slices.Contains(before, device.Name) }
 	if state != ledger.Ended && len(before) > 0 {
@@ -88,7 +88,7 @@ func (d *Driver) chooseDevices(c *ledger.Claim, allocated *resourceapi.DeviceReq
 		}
 		return cmp.Compare(rank(a), rank(b))
 	})
-	present := d.ledger.View(v)
+	present := h.ledger.View(v)
 	var blocked *ledger.Blocked
 	for _, device := range alike {
 		hold := ledger.Hold{Device: device.Name, Silicon: device.Silicon(), Whole: true, Open: wanted.Admin}
@@ -97,7 +97,7 @@ func (d *Driver) chooseDevices(c *ledger.Claim, allocated *resourceapi.DeviceReq
 		case !device.Health.IsUsable() || slices.ContainsFunc(c.Results, hasAlready):
 		case b != nil && (blocked == nil || b.Reclaiming || b.Changing):
 			blocked = b
-		case b == nil && (wanted.Admin || d.choices.reserve(device.Name, c.UID)):
+		case b == nil && (wanted.Admin || h.choices.reserve(device.Name, c.UID)):
 			chosen = append(chosen, *device)
 		}
 		if int64(len(chosen)) == count {

@@ -28,11 +28,11 @@ type work struct {
 // planWork returns the work needed before the devices match the claim. The consumer is the claim's
 // key. planWork also updates the devices and results with the present descriptions, which may
 // differ from the snapshot.
-func (d *Driver) planWork(consumer string, results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
+func (h *claimHandler) planWork(consumer string, results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
 	var works []work
 	for i := range results {
 		r := &results[i]
-		now, do, err := d.config.Configure(devices[i].Device, parameters[r.Request], consumer)
+		now, do, err := h.config.Configure(devices[i].Device, parameters[r.Request], consumer)
 		if r.Admin && (do != nil || err != nil) {
 			addNothing(r, &devices[i].Device)
 			continue
@@ -61,17 +61,17 @@ func addNothing(r *ledger.Result, d *discovery.Device) {
 // runPlan does the works of a plan, and returns the new plan to follow. The claim is recorded
 // before the work begins: after a crash the claim still has the devices, and its next call
 // continues.
-func (d *Driver) runPlan(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
+func (h *claimHandler) runPlan(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
 	if !first.isKept() { // otherwise containers may have the devices, and the claim keeps its record
-		if err := d.ledger.AllocateClaim(first.wanted, ledger.Configuring, first.view); err != nil {
+		if err := h.ledger.AllocateClaim(first.wanted, ledger.Configuring, first.view); err != nil {
 			return nil, err
 		}
 	}
-	d.jobs.start(ctx, first)
-	if err := d.join(ctx, claim.UID); err != nil {
+	h.jobs.start(ctx, first)
+	if err := h.join(ctx, claim.UID); err != nil {
 		return nil, err
 	}
-	then, err := d.planClaim(ctx, claim)
+	then, err := h.planClaim(ctx, claim)
 	if err == nil && len(then.works) > 0 {
 		err = fmt.Errorf("device %s: it was configured for the claim, and has been changed again", then.works[0].device)
 	}
@@ -80,36 +80,36 @@ func (d *Driver) runPlan(ctx context.Context, claim *resourceapi.ResourceClaim, 
 
 // join waits for the job of a claim, if there is one. After a failed job the claim keeps its
 // devices, and the next call tries again. The caller must hold the claim's lock.
-func (d *Driver) join(ctx context.Context, uid types.UID) error {
-	j := d.jobs.jobOf(uid)
+func (h *claimHandler) join(ctx context.Context, uid types.UID) error {
+	j := h.jobs.jobOf(uid)
 	if j == nil {
 		return nil
 	}
-	if err := d.awaitJob(ctx, j); err != nil {
+	if err := h.awaitJob(ctx, j); err != nil {
 		return err
 	}
-	d.jobs.removeJob(uid)
+	h.jobs.removeJob(uid)
 	return j.err
 }
 
 // callOff cancels the job of a claim. Works that have not begun are skipped, and callOff waits for
 // the running one.
-func (d *Driver) callOff(ctx context.Context, uid types.UID) error {
-	j := d.jobs.jobOf(uid)
+func (h *claimHandler) callOff(ctx context.Context, uid types.UID) error {
+	j := h.jobs.jobOf(uid)
 	if j == nil {
 		return nil
 	}
 	j.cancel()
-	if err := d.awaitJob(ctx, j); err != nil {
+	if err := h.awaitJob(ctx, j); err != nil {
 		return err
 	}
-	d.jobs.removeJob(uid)
+	h.jobs.removeJob(uid)
 	return nil
 }
 
 // awaitJob returns when the job has ended, or with an error when the context ends or the driver
 // stops.
-func (d *Driver) awaitJob(ctx context.Context, j *job) error {
+func (h *claimHandler) awaitJob(ctx context.Context, j *job) error {
 	if isClosed(j.done) {
 		return nil
 	}
@@ -117,7 +117,7 @@ func (d *Driver) awaitJob(ctx context.Context, j *job) error {
 	case <-j.done:
 		return nil
 	case <-ctx.Done():
-	case <-d.calls.stopping:
+	case <-h.calls.stopping:
 		return errStopping
 	}
 	return fmt.Errorf("still configuring %s, for %s now; it goes on, and the next call waits for it too",

@@ -284,11 +284,11 @@ func TestRescanAfterConfiguring(t *testing.T) {
 	c := wanting("new", claim("c", "a"))
 	f.fails = errors.New("CRC error")
 	mustRefuse(t, b, c, "CRC error")
-	b.jobs.group.Wait() // the refusal does not wait for the scan
+	b.claims.jobs.group.Wait() // the refusal does not wait for the scan
 	f.fails = nil
 	mustPrepare(t, b, c)
 	mustPrepare(t, b, c)
-	b.jobs.group.Wait()
+	b.claims.jobs.group.Wait()
 	if want := []string{"old", "new"}; !slices.Equal(rescans, want) {
 		t.Errorf("looked at anew when it had %q, want %q", rescans, want)
 	}

@@ -21,9 +21,16 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/driver/outputs"
 	"chandler.dev/driver/publish"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
+)
+
+// Directories of metadata files below the driver's directory.
+const (
+	metadataDir        = "metadata"
+	earlierMetadataDir = "dra-device-metadata" // of earlier agents
 )
 
 // Config is the configuration of a driver. All fields are required unless marked optional.
@@ -149,22 +156,18 @@ type Driver struct {
 	// Replaced in tests.
 	files          disk.Files
 	healthInterval time.Duration
-	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run
 
-	view          atomic.Pointer[view]
-	publishing    sync.Mutex                   // held while a view is published
+	view          views
 	registration  atomic.Pointer[Registration] // the kubelet's last answer
 	claimPrepared chan struct{}                // receives a value when a claim was prepared
 	claimRefused  chan struct{}                // receives a value when a claim was refused because its device is allocated
 
-	calls          calls
-	jobs           jobs
-	choices        choices
-	newAllocations sync.Map // first sight of a new allocation of a claim, by UID
-	metadata       metadata
-	ledger         *ledger.Ledger
-	serving        atomic.Bool             // the helper's sockets exist
-	fail           context.CancelCauseFunc // set by Run
+	calls    calls
+	claims   claimHandler
+	metadata *outputs.Metadata
+	ledger   *ledger.Ledger
+	serving  atomic.Bool             // the helper's sockets exist
+	fail     context.CancelCauseFunc // set by Run
 }
 
 var _ kubeletplugin.DRAPlugin = &Driver{}
@@ -174,19 +177,23 @@ func New(config Config) *Driver {
 	config.CDI.Files.FS = config.Disk
 	d := &Driver{
 		config: config, ledger: config.Ledger, files: disk.Files{FS: config.Disk},
-		healthInterval: healthInterval, termination: ledger.DefaultTermination,
-		claimPrepared: make(chan struct{}, 1), claimRefused: make(chan struct{}, 1),
+		healthInterval: healthInterval,
+		claimPrepared:  make(chan struct{}, 1), claimRefused: make(chan struct{}, 1),
 		calls: calls{ready: make(chan struct{}), stopping: make(chan struct{})},
-		jobs:  jobs{rescan: config.Rescan},
 	}
-	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
-	d.metadata.before = filepath.Join(d.dataDir(), metadataBefore)
-	d.metadata.files, d.metadata.ledger = disk.Files{FS: config.Disk}, d.ledger
-	d.ledger.AddOutput(&d.metadata)
-	d.ledger.AddOutput(cdiSpecs{config.CDI})
+	d.metadata = &outputs.Metadata{
+		SpecDir: config.CDI.Path, Dir: filepath.Join(d.dataDir(), metadataDir), EarlierDir: filepath.Join(d.dataDir(), earlierMetadataDir),
+		Files: disk.Files{FS: config.Disk}, Ledger: d.ledger,
+	}
+	d.ledger.AddOutput(d.metadata)
+	d.ledger.AddOutput(outputs.CDISpecs{Dir: config.CDI})
 	d.registration.Store(new(Unanswered))
 	d.Publisher = publish.New(publish.Config{NodeName: config.NodeName, NodeUID: config.NodeUID, KubeClient: config.KubeClient, PoolInput: d.poolInput})
 	d.view.Store(&view{next: make(chan struct{})})
+	d.claims = claimHandler{
+		config: &d.config, ledger: d.ledger, view: &d.view, calls: &d.calls, publisher: d.Publisher,
+		jobs: jobs{rescan: config.Rescan}, termination: ledger.DefaultTermination,
+	}
 	return d
 }
 
@@ -215,7 +222,7 @@ func (d *Driver) Run(parent context.Context) error {
 	d.serving.Store(true)
 	err = d.serve(ctx, helper)
 	d.calls.drainCalls()
-	d.jobs.stop()
+	d.claims.jobs.stop()
 	d.serving.Store(false)
 	helper.Stop()
 	if parent.Err() != nil {
@@ -279,7 +286,7 @@ func (d *Driver) helperOptions() ([]kubeletplugin.Option, error) {
 		kubeletplugin.GRPCInterceptor(getAhead),
 	}
 	if !d.config.NoMetadata {
-		options = append(options, d.metadata.options()...)
+		options = append(options, d.metadata.HelperOptions()...)
 	}
 	return options, nil
 }

@@ -97,7 +97,7 @@ func (b *bench) start() *Driver {
 	files.Files.FS = b.disk
 	b.config.Ledger.AddOutput(ledger.HostFiles{Writer: files})
 	d := New(b.config)
-	d.termination = b.termination
+	d.claims.termination = b.termination
 	return d
 }
 
@@ -291,7 +291,7 @@ func TestPublishing(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		if !helper.Stopped() {
+		if !helper.IsStopped() {
 			t.Error("the helper still runs")
 		}
 	})

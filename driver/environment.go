@@ -37,7 +37,7 @@ func claimName(claim *resourceapi.ResourceClaim) string {
 // runtimes overwrite environment variables of the same name. Edits that depend on the set of
 // devices are therefore computed for each request, and all devices of a request carry the same
 // edits. The variables are repeated under a name specific to the request.
-func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters, claim *resourceapi.ResourceClaim) {
+func (h *claimHandler) setEdits(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters, claim *resourceapi.ResourceClaim) {
 	given := make(map[string][]rules.Offered)
 	parts := make(map[string][]ledger.Result)
 	consumed := make(map[string]discovery.Consumed)
@@ -52,8 +52,8 @@ func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, para
 	}
 	granted := make(map[string]specs.ContainerEdits)
 	for request := range maps.Keys(given) {
-		edits := d.config.Granter(rules.PlainDevices(given[request]), discovery.Grant{
-			API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claimName(claim), UID: string(claim.UID), SharingDir: d.config.SharingDir, Request: request, Parameters: parameters[request], Consumed: consumed[request],
+		edits := h.config.Granter(rules.PlainDevices(given[request]), discovery.Grant{
+			API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claimName(claim), UID: string(claim.UID), SharingDir: h.config.SharingDir, Request: request, Parameters: parameters[request], Consumed: consumed[request],
 		})
 		edits.Env = slices.Concat(edits.Env, parameters[request].Environment(), resultVariables(parts[request]))
 		edits.Env = append(edits.Env, ofRequest(edits.Env, claimName(claim), request)...)

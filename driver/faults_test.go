@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/outputs"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -140,7 +141,7 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 			t.Fatalf("%s: unprepare %s: %v", at, c.Name, err)
 		}
 	}
-	for _, dir := range []string{b.records(), b.config.CDI.Path, b.metadata.dir, filepath.Dir(hostFile("a"))} {
+	for _, dir := range []string{b.records(), b.config.CDI.Path, b.metadata.Dir, filepath.Dir(hostFile("a"))} {
 		if left, _ := os.ReadDir(dir); len(left) > 0 {
 			t.Errorf("%s: left %v", at, left)
 		}
@@ -225,10 +226,10 @@ func TestFullDiskAfterAReboot(t *testing.T) {
 // writeMetadata writes metadata files of a claim in the format of the library.
 func (b *bench) writeMetadata(name string) {
 	b.t.Helper()
-	file := filepath.Join(b.metadata.dir, "default_"+name, "r", "metadata.json")
+	file := filepath.Join(b.metadata.Dir, "default_"+name, "r", "metadata.json")
 	spec := fmt.Sprintf(`{"cdiVersion": "0.6.0", "kind": "chandler.dev/metadata", "devices": [
 		{"name": "uid-%s_r", "containerEdits": {"mounts": [{"hostPath": %q, "containerPath": "/m"}]}}]}`, name, file)
-	for file, text := range map[string]string{file: "{}", filepath.Join(b.metadata.specs, metadataSpecPrefix+"uid-"+name+"_r.json"): spec} {
+	for file, text := range map[string]string{file: "{}", filepath.Join(b.metadata.SpecDir, outputs.MetadataSpecPrefix+"uid-"+name+"_r.json"): spec} {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
 			b.t.Fatal(err)
 		}

@@ -55,8 +55,8 @@ func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.M
 	if !found {
 		return gone.HealthOf(has.Source, d.config.GoneEffect())
 	}
-	health := d.jobs.reportedHealth(device, now)
-	if r.Configuring || device.Health.Status == discovery.Unknown || d.jobs.excuseFor(device.Name, now) > 0 {
+	health := d.claims.jobs.reportedHealth(device, now)
+	if r.Configuring || device.Health.Status == discovery.Unknown || d.claims.jobs.excuseFor(device.Name, now) > 0 {
 		return health
 	}
 	if err := replacedBy(has, device, d.view.Load()); err != nil {
@@ -72,7 +72,7 @@ func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.M
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	health := make(map[string]discovery.Health)
 	for _, device := range v.snapshot.Devices {
-		health[device.Name] = d.jobs.reportedHealth(&device.Device, now)
+		health[device.Name] = d.claims.jobs.reportedHealth(&device.Device, now)
 	}
 	for _, r := range d.ledger.Claims() {
 		for i := range r.Results {

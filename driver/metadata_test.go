@@ -29,6 +29,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/outputs"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/ledger"
 )
@@ -367,7 +368,7 @@ func TestWipedFiles(t *testing.T) {
 			want := make(map[string]string)
 			wipe := []string{b.config.CDI.Path}
 			if !restarted {
-				wipe = append(wipe, b.metadata.dir)
+				wipe = append(wipe, b.metadata.Dir)
 			}
 			for _, dir := range wipe {
 				b.readAll(dir, want)
@@ -513,20 +514,20 @@ func TestMetadataIsSwept(t *testing.T) {
 		}
 	}
 	spec := func(uid types.UID) string {
-		return filepath.Join(b.metadata.specs, metadataSpecPrefix+string(uid)+"_r.json")
+		return filepath.Join(b.metadata.SpecDir, outputs.MetadataSpecPrefix+string(uid)+"_r.json")
 	}
-	write(filepath.Join(b.metadata.before, "default_held/r/metadata.json"), "{}")
-	write(filepath.Join(b.metadata.before, "default_lost/r/metadata.json"), "{}")
-	write(spec(held.UID), filepath.Join(b.metadata.before, "default_held/r/metadata.json"))
-	write(spec("uid-lost"), filepath.Join(b.metadata.before, "default_lost/r/metadata.json"))
-	write(filepath.Join(b.metadata.specs, "."+metadataSpecPrefix+"x.json.1.tmp"), "")
+	write(filepath.Join(b.metadata.EarlierDir, "default_held/r/metadata.json"), "{}")
+	write(filepath.Join(b.metadata.EarlierDir, "default_lost/r/metadata.json"), "{}")
+	write(spec(held.UID), filepath.Join(b.metadata.EarlierDir, "default_held/r/metadata.json"))
+	write(spec("uid-lost"), filepath.Join(b.metadata.EarlierDir, "default_lost/r/metadata.json"))
+	write(filepath.Join(b.metadata.SpecDir, "."+outputs.MetadataSpecPrefix+"x.json.1.tmp"), "")
 	b.restart()
 	b.expectMetadata("after a restart", "chandler.dev_metadata_uid-held_r.json", "default_held", "uid-held")
 
 	mustPrepare(t, b.offers(gpu("a", 1), gpu("b", 2)), damaged)
 	for _, uid := range []types.UID{damaged.UID, "uid-lost"} {
-		write(spec(uid), b.metadata.file(string(uid), "r"))
-		write(b.metadata.file(string(uid), "r"), "{}")
+		write(spec(uid), b.metadata.File(string(uid), "r"))
+		write(b.metadata.File(string(uid), "r"), "{}")
 	}
 	if err := os.WriteFile(b.recordFile(damaged), []byte("noise"), 0o600); err != nil {
 		t.Fatal(err)

@@ -17,12 +17,12 @@ import (
 // requestParameters returns the parameters of each request from the claim and its device classes.
 // The device class comes first in the allocation, so that the claim overrides it. Invalid
 // parameters are an error.
-func (d *Driver) requestParameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
+func (h *claimHandler) requestParameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
 	asked := make(map[string]discovery.Parameters)
 	var errs []error
 	for _, r := range results {
 		if _, seen := asked[r.Request]; !seen {
-			parameters, err := d.readParameters(claim, r.Request)
+			parameters, err := h.readParameters(claim, r.Request)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
 			}
@@ -33,7 +33,7 @@ func (d *Driver) requestParameters(claim *resourceapi.ResourceClaim, results []l
 }
 
 // accept returns an error if devices do not support the parameters of their requests.
-func (d *Driver) accept(results []ledger.Result, devices []rules.Offered, asked map[string]discovery.Parameters) error {
+func (h *claimHandler) accept(results []ledger.Result, devices []rules.Offered, asked map[string]discovery.Parameters) error {
 	given := make(map[string][]rules.Offered)
 	var errs []error
 	for i, r := range results {
@@ -45,7 +45,7 @@ func (d *Driver) accept(results []ledger.Result, devices []rules.Offered, asked 
 		}
 	}
 	for _, request := range slices.Sorted(maps.Keys(given)) {
-		if err := d.config.AcceptParameters(rules.PlainDevices(given[request]), asked[request]); err != nil {
+		if err := h.config.AcceptParameters(rules.PlainDevices(given[request]), asked[request]); err != nil {
 			errs = append(errs, fmt.Errorf("request %s: parameters: %w", request, err))
 		}
 	}
@@ -53,7 +53,7 @@ func (d *Driver) accept(results []ledger.Result, devices []rules.Offered, asked 
 }
 
 // readParameters joins the parameters of a request for this driver.
-func (d *Driver) readParameters(claim *resourceapi.ResourceClaim, request string) (discovery.Parameters, error) {
+func (h *claimHandler) readParameters(claim *resourceapi.ResourceClaim, request string) (discovery.Parameters, error) {
 	joined := make(discovery.Parameters)
 	var errs []error
 	result := resourceapi.DeviceRequestAllocationResult{Request: request}
@@ -61,7 +61,7 @@ func (d *Driver) readParameters(claim *resourceapi.ResourceClaim, request string
 		if config.Opaque.Driver != discovery.Domain {
 			continue
 		}
-		parameters, err := d.config.ReadParameters(config.Opaque.Parameters.Raw)
+		parameters, err := h.config.ReadParameters(config.Opaque.Parameters.Raw)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("parameters %s: %w", config.Source, err))
 		}

@@ -26,10 +26,10 @@ const passInterval = time.Second
 
 // preparePatiently prepares a claim. After a temporary refusal it tries again until the patience
 // context ends. It holds no lock between tries.
-func (d *Driver) preparePatiently(ctx, patience context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
+func (h *claimHandler) preparePatiently(ctx, patience context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
 	for waited := false; ; waited = true {
-		freed, view := d.ledger.FreedSignal(), d.view.Load()
-		devices, err = d.prepareSafely(ctx, claim)
+		freed, view := h.ledger.FreedSignal(), h.view.Load()
+		devices, err = h.prepareSafely(ctx, claim)
 		if !isTransient(err, waited) || patience.Err() != nil {
 			return devices, err
 		}
@@ -40,11 +40,11 @@ func (d *Driver) preparePatiently(ctx, patience context.Context, claim *resource
 		case <-view.next:
 		case <-timer.C:
 		case <-patience.Done():
-		case <-d.calls.stopping:
+		case <-h.calls.stopping:
 		}
 		timer.Stop()
 		end(err)
-		if patience.Err() != nil || isClosed(d.calls.stopping) {
+		if patience.Err() != nil || isClosed(h.calls.stopping) {
 			return devices, err
 		}
 	}

@@ -19,6 +19,8 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/outputs"
+	"chandler.dev/driver/publish"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/traces"
 )
@@ -48,7 +50,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		var devices []kubeletplugin.Device
 		named := kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: claims[i].Namespace, Name: claims[i].Name}, UID: claims[i].UID}
 		err := d.timeClaim(ctx, "prepare", named, func(ctx context.Context) (err error) {
-			devices, err = d.preparePatiently(ctx, patient, claims[i])
+			devices, err = d.claims.preparePatiently(ctx, patient, claims[i])
 			return err
 		})
 		if err != nil {
@@ -80,7 +82,7 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	defer done()
 	results := make([]error, len(claims))
 	runEach(len(claims), func(i int) {
-		err := d.timeClaim(ctx, "unprepare", claims[i], func(ctx context.Context) error { return d.endClaim(ctx, claims[i].UID) })
+		err := d.timeClaim(ctx, "unprepare", claims[i], func(ctx context.Context) error { return d.claims.endClaim(ctx, claims[i].UID) })
 		if err != nil {
 			klog.FromContext(ctx).Info("A claim is not unprepared", "claim", klog.KRef(claims[i].Namespace, claims[i].Name), "uid", claims[i].UID, "reason", err.Error())
 			results[i] = fmt.Errorf("unprepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
@@ -113,9 +115,23 @@ func runEach(n int, work func(i int)) {
 	group.Wait()
 }
 
+// claimHandler prepares and ends claims.
+type claimHandler struct {
+	config    *Config
+	ledger    *ledger.Ledger
+	view      *views
+	calls     *calls
+	publisher *publish.Publisher
+
+	jobs           jobs
+	choices        choices
+	newAllocations sync.Map      // first sight of a new allocation of a claim, by UID
+	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run; replaced in tests
+}
+
 // prepareSafely prepares a claim. A panic is a defect in the agent, but must not affect other
 // claims or end the process.
-func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
+func (h *claimHandler) prepareSafely(ctx context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			klog.FromContext(ctx).Error(nil, "Preparing a claim panicked", "claim", klog.KObj(claim), "panic", cause, "stack", string(debug.Stack()))
@@ -123,16 +139,16 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 		}
 	}()
 	_, end := traces.StartStage(ctx, "wait for another call")
-	unlock, err := d.ledger.Lock(ctx, string(claim.UID))
+	unlock, err := h.ledger.Lock(ctx, string(claim.UID))
 	end(err)
 	if err != nil {
 		return nil, fmt.Errorf("wait for another call for the claim: %w", err)
 	}
 	defer unlock()
-	if d.config.OnPrepare != nil {
-		d.config.OnPrepare(claim)
+	if h.config.OnPrepare != nil {
+		h.config.OnPrepare(claim)
 	}
-	return d.prepare(ctx, claim)
+	return h.prepare(ctx, claim)
 }
 
 // prepare does the steps in this order: look up the devices, read and accept the parameters, verify
@@ -141,42 +157,42 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 // recorded before the configuration, and then the devices are looked up again. Nothing is rolled
 // back: the kubelet records a claim before it calls. After a failure it calls again or unprepares
 // the claim (pkg/kubelet/cm/dra/manager.go in 1.34 and 1.37).
-func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
-	defer d.choices.forget(claim.UID)
-	if err := d.join(ctx, claim.UID); err != nil {
+func (h *claimHandler) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	defer h.choices.forget(claim.UID)
+	if err := h.join(ctx, claim.UID); err != nil {
 		return nil, withRefusal(RefusedConfiguring, err)
 	}
-	if err := d.ledger.SettleClaim(string(claim.UID)); err != nil {
+	if err := h.ledger.SettleClaim(string(claim.UID)); err != nil {
 		return nil, err
 	}
 	_, end := traces.StartStage(ctx, "look up and verify devices")
-	plan, err := d.planClaim(ctx, claim)
+	plan, err := h.planClaim(ctx, claim)
 	end(err)
 	if err == nil && plan.earlier != nil && !plan.earlier.SameAllocation(plan.wanted) {
-		if err = d.refuseReallocation(plan); err == nil {
-			plan.earlier, plan.state, err = nil, ledger.None, d.letGo(ctx, claim.UID)
+		if err = h.refuseReallocation(plan); err == nil {
+			plan.earlier, plan.state, err = nil, ledger.None, h.letGo(ctx, claim.UID)
 		}
 	}
 	if err == nil && len(plan.works) > 0 {
 		_, end := traces.StartStage(ctx, "configure devices")
-		plan, err = d.runPlan(ctx, claim, plan)
+		plan, err = h.runPlan(ctx, claim, plan)
 		err = withRefusal(RefusedConfiguring, err)
 		end(err)
 	}
 	if err != nil || len(plan.wanted.Results) == 0 {
 		return nil, err
 	}
-	d.newAllocations.Delete(claim.UID)
+	h.newAllocations.Delete(claim.UID)
 	if plan.isAnswered() {
-		if err := d.startDaemons(ctx, plan); err != nil {
+		if err := h.startDaemons(ctx, plan); err != nil {
 			return nil, err
 		}
-		if err := d.ledger.Write(plan.earlier.Key()); err != nil {
+		if err := h.ledger.Write(plan.earlier.Key()); err != nil {
 			return nil, err
 		}
 		return preparedDevices(plan.earlier, plan.devices), nil
 	}
-	if err := d.recordClaim(ctx, plan); err != nil {
+	if err := h.recordClaim(ctx, plan); err != nil {
 		return nil, err
 	}
 	return preparedDevices(plan.wanted, plan.devices), nil
@@ -194,35 +210,35 @@ type plan struct {
 }
 
 // planClaim looks up the devices of the claim, and returns an error if the claim cannot have them.
-func (d *Driver) planClaim(ctx context.Context, claim *resourceapi.ResourceClaim) (*plan, error) {
-	view, err := d.wait(ctx)
+func (h *claimHandler) planClaim(ctx context.Context, claim *resourceapi.ResourceClaim) (*plan, error) {
+	view, err := h.view.await(ctx, h.calls.stopping)
 	if err != nil {
 		return nil, err
 	}
-	wanted, devices, err := d.newClaim(claim, view)
+	wanted, devices, err := h.newClaim(claim, view)
 	if err != nil {
 		return nil, withRefusal(RefusedGone, err)
 	}
-	parameters, err := d.requestParameters(claim, wanted.Results)
+	parameters, err := h.requestParameters(claim, wanted.Results)
 	if err != nil {
 		return nil, withRefusal(RefusedParameters, err)
 	}
 	p := &plan{wanted: wanted, devices: devices, view: view}
-	p.earlier, p.state = d.ledger.Claim(claim.UID)
+	p.earlier, p.state = h.ledger.Claim(claim.UID)
 	// Parameters are not checked again for devices that a container may have: an interface that was
 	// moved to a container is no longer on the host.
 	if !p.isKept() {
-		if err := d.accept(wanted.Results, devices, parameters); err != nil {
+		if err := h.accept(wanted.Results, devices, parameters); err != nil {
 			return nil, withRefusal(RefusedParameters, err)
 		}
 	}
-	if p.orders, err = d.claimOrders(wanted.Results, devices, parameters); err != nil {
+	if p.orders, err = h.claimOrders(wanted.Results, devices, parameters); err != nil {
 		return nil, withRefusal(RefusedParameters, err)
 	}
-	if p.works, err = d.planWork(wanted.Key(), wanted.Results, devices, parameters); err != nil {
+	if p.works, err = h.planWork(wanted.Key(), wanted.Results, devices, parameters); err != nil {
 		return nil, withRefusal(RefusedParameters, err)
 	}
-	d.setEdits(wanted.Results, devices, parameters, claim)
+	h.setEdits(wanted.Results, devices, parameters, claim)
 	for i := range wanted.Results {
 		before, found := p.earlier.Find(&wanted.Results[i])
 		if !found {
@@ -234,19 +250,19 @@ func (d *Driver) planClaim(ctx context.Context, claim *resourceapi.ResourceClaim
 			// driver.
 			wanted.Results[i].Driver = before.Driver
 		}
-		if err := verify(&wanted.Results[i], d.config.HostFS, before); err != nil {
+		if err := verify(&wanted.Results[i], h.config.HostFS, before); err != nil {
 			return nil, withRefusal(RefusedChanged, err)
 		}
 		if !p.isKept() && len(p.works) == 0 && !wanted.Results[i].Admin {
 			if err := requireDriver(&devices[i]); err != nil {
-				d.config.Rescan()
+				h.config.Rescan()
 				return nil, withRefusal(RefusedChanged, err)
 			}
 		}
 		if p.has() {
 			wanted.Results[i].KeepNodes(before)
-		} else if err := verifyInterfaces(&wanted.Results[i], &devices[i].Device, d.config.HostFS); err != nil {
-			d.config.Rescan()
+		} else if err := verifyInterfaces(&wanted.Results[i], &devices[i].Device, h.config.HostFS); err != nil {
+			h.config.Rescan()
 			return nil, withRefusal(RefusedChanged, err)
 		}
 	}
@@ -258,12 +274,12 @@ func (d *Driver) planClaim(ctx context.Context, claim *resourceapi.ResourceClaim
 // devices of the earlier one. The earlier allocation ended with its last pod, but the kubelet has
 // not unprepared the claim, so the pod was deleted by force. A restarted kubelet prepares the claim
 // nevertheless (pkg/kubelet/cm/dra/claiminfo.go, newClaimInfoFromState, in 1.34 to 1.37).
-func (d *Driver) refuseReallocation(p *plan) error {
+func (h *claimHandler) refuseReallocation(p *plan) error {
 	if p.state != ledger.Allocated {
 		return nil // no container can have it
 	}
-	since, _ := d.newAllocations.LoadOrStore(p.wanted.UID, time.Now())
-	if left := d.termination - time.Since(since.(time.Time)); left > 0 {
+	since, _ := h.newAllocations.LoadOrStore(p.wanted.UID, time.Now())
+	if left := h.termination - time.Since(since.(time.Time)); left > 0 {
 		return withRefusal(RefusedWaiting, fmt.Errorf("the claim was allocated again while it was prepared; containers may use its previous devices for %s", left.Round(time.Second)))
 	}
 	return nil
@@ -271,15 +287,15 @@ func (d *Driver) refuseReallocation(p *plan) error {
 
 // recordClaim records the claim in the ledger and then writes its outputs. After a failure the
 // claim has the state in its record, and the next call continues.
-func (d *Driver) recordClaim(ctx context.Context, plan *plan) error {
+func (h *claimHandler) recordClaim(ctx context.Context, plan *plan) error {
 	wanted := plan.wanted
-	if err := traces.Do(ctx, "write record", func() error { return d.ledger.AllocateClaim(wanted, ledger.Allocated, plan.view) }); err != nil {
+	if err := traces.Do(ctx, "write record", func() error { return h.ledger.AllocateClaim(wanted, ledger.Allocated, plan.view) }); err != nil {
 		return err
 	}
-	if err := d.startDaemons(ctx, plan); err != nil {
+	if err := h.startDaemons(ctx, plan); err != nil {
 		return err
 	}
-	if err := traces.Do(ctx, "write CDI spec and files", func() error { return d.ledger.Write(wanted.Key()) }); err != nil {
+	if err := traces.Do(ctx, "write CDI spec and files", func() error { return h.ledger.Write(wanted.Key()) }); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
@@ -288,30 +304,30 @@ func (d *Driver) recordClaim(ctx context.Context, plan *plan) error {
 
 // endClaim ends a claim. Missing files are not an error. After a failure the claim keeps its
 // devices.
-func (d *Driver) endClaim(ctx context.Context, uid types.UID) error {
-	unlock, err := d.ledger.Lock(ctx, string(uid))
+func (h *claimHandler) endClaim(ctx context.Context, uid types.UID) error {
+	unlock, err := h.ledger.Lock(ctx, string(uid))
 	if err != nil {
 		return fmt.Errorf("wait for another call for the claim: %w", err)
 	}
 	defer unlock()
-	return d.letGo(ctx, uid)
+	return h.letGo(ctx, uid)
 }
 
-// letGo is unprepare for callers that hold the claim's lock.
-func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
-	if err := d.callOff(ctx, uid); err != nil {
+// letGo ends a claim for callers that hold the claim's lock.
+func (h *claimHandler) letGo(ctx context.Context, uid types.UID) error {
+	if err := h.callOff(ctx, uid); err != nil {
 		return err
 	}
-	d.newAllocations.Delete(uid)
-	c, _ := d.ledger.Claim(uid)
-	if err := traces.Do(ctx, "remove CDI spec, files and record", func() error { return d.ledger.End(uid, d.view.Load()) }); err != nil {
+	h.newAllocations.Delete(uid)
+	c, _ := h.ledger.Claim(uid)
+	if err := traces.Do(ctx, "remove CDI spec, files and record", func() error { return h.ledger.End(uid, h.view.Load()) }); err != nil {
 		return err
 	}
-	if d.offeredFor(c) {
-		d.Publisher.Wake()
+	if h.offeredFor(c) {
+		h.publisher.NoteChange()
 	}
-	if d.config.OnClaimEnd != nil {
-		d.config.OnClaimEnd()
+	if h.config.OnClaimEnd != nil {
+		h.config.OnClaimEnd()
 	}
 	return nil
 }
@@ -320,11 +336,11 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 // leaves the slices when its claim ends, and a device that is allocated in another form, or by its
 // own name in place of a common name, returns to them. Without counters, allocated devices have
 // precedence over others.
-func (d *Driver) offeredFor(r *ledger.Claim) bool {
-	if r == nil || r.Configuring || !d.Publisher.KeptFeatures().Counters {
+func (h *claimHandler) offeredFor(r *ledger.Claim) bool {
+	if r == nil || r.Configuring || !h.publisher.KeptFeatures().Counters {
 		return true
 	}
-	view := d.view.Load()
+	view := h.view.Load()
 	return slices.ContainsFunc(r.Results, func(result ledger.Result) bool {
 		device, found := view.Present.Device(result.Source)
 		return !found || device.Sharing != nil || result.Consumes != nil || device.Interchangeable != ""
@@ -333,8 +349,8 @@ func (d *Driver) offeredFor(r *ledger.Claim) bool {
 
 // newClaim returns the record of a claim without the edits, and the devices of its results. It
 // includes only results of this driver.
-func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
-	r := d.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
+func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
+	r := h.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
 	r.Pod, r.Users = extendedResourcePod(claim), usersOf(claim)
 	if claim.Status.Allocation == nil {
 		return nil, nil, errors.New("not allocated")
@@ -344,13 +360,13 @@ func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger
 		if allocated.Driver != discovery.Domain {
 			continue
 		}
-		if allocated.Pool != d.config.NodeName {
-			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, d.config.NodeName)
+		if allocated.Pool != h.config.NodeName {
+			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, h.config.NodeName)
 		}
 		device, found := view.Device(allocated.Device)
 		given := []rules.Offered{device}
 		if !found {
-			chosen, err := d.chooseDevices(r, &allocated, view)
+			chosen, err := h.chooseDevices(r, &allocated, view)
 			if err != nil {
 				return nil, nil, fmt.Errorf("request %s: %w", allocated.Request, err)
 			}
@@ -358,8 +374,8 @@ func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger
 		}
 		for j := range given {
 			result := newResult(claim.UID, i, &allocated, &given[j])
-			if r.Pod != "" && d.config.ResourceOf != nil {
-				result.Resource = d.config.ResourceOf(classOf(claim, allocated.Request))
+			if r.Pod != "" && h.config.ResourceOf != nil {
+				result.Resource = h.config.ResourceOf(classOf(claim, allocated.Request))
 			}
 			for name, taken := range result.Consumes {
 				if taken.Sign() < 0 {
@@ -458,7 +474,7 @@ func preparedDevices(r *ledger.Claim, given []rules.Offered) []kubeletplugin.Dev
 			PoolName:     result.Pool,
 			DeviceName:   result.Device,
 			CDIDeviceIDs: []string{cdi.ID(result.CDI)},
-			Metadata:     metadataOf(&result, &given[i]),
+			Metadata:     outputs.DeviceMetadata(&result, &given[i]),
 		}
 		if result.ShareID != "" {
 			device.ShareID = &result.ShareID

@@ -829,7 +829,7 @@ func TestOfferedFor(t *testing.T) {
 			mustPrepare(t, b, c)
 			b.offers(test.offered...)
 			prepared, _ := b.ledger.Claim(c.UID)
-			if got := b.offeredFor(prepared); got != test.want {
+			if got := b.claims.offeredFor(prepared); got != test.want {
 				t.Errorf("the slices may depend on the claim: %v, want %v", got, test.want)
 			}
 		})

@@ -13,8 +13,8 @@ import (
 
 // claimOrders returns the orders for programs that must run for a claim. They require devices with
 // an exclusive allocation.
-func (d *Driver) claimOrders(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
-	if d.config.OrderDaemons == nil {
+func (h *claimHandler) claimOrders(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
+	if h.config.OrderDaemons == nil {
 		return nil, nil
 	}
 	var all [][]discovery.Order
@@ -33,7 +33,7 @@ func (d *Driver) claimOrders(results []ledger.Result, devices []rules.Offered, p
 				alone = alone && !r.Admin && !r.Shared && r.Consumes == nil
 			}
 		}
-		orders := d.config.OrderDaemons(given, parameters[request])
+		orders := h.config.OrderDaemons(given, parameters[request])
 		if len(orders) > 0 && !alone {
 			return nil, fmt.Errorf("request %s: parameters: it has devices that are not the claim's alone", request)
 		}
@@ -48,10 +48,10 @@ func (d *Driver) claimOrders(results []ledger.Result, devices []rules.Offered, p
 
 // startDaemons starts the programs of a claim, and returns when they are ready. The claim already
 // has its devices, and keeps them after a failure. Programs that were started end with the claim.
-func (d *Driver) startDaemons(ctx context.Context, p *plan) error {
+func (h *claimHandler) startDaemons(ctx context.Context, p *plan) error {
 	if len(p.orders) == 0 {
 		return nil
 	}
-	err := traces.Do(ctx, "request sharing daemons", func() error { return d.config.StartDaemons(ctx, p.wanted.UID, p.orders) })
+	err := traces.Do(ctx, "request sharing daemons", func() error { return h.config.StartDaemons(ctx, p.wanted.UID, p.orders) })
 	return withRefusal(RefusedConfiguring, err)
 }

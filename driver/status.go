@@ -215,7 +215,7 @@ func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 		default:
 			said.status, said.reason = metav1.ConditionTrue, ReasonPrepared
 		}
-		said.ifName = interfaceOf(result)
+		said.ifName = result.InterfaceName()
 		same := func(s deviceStatus) bool { return s.is(discovery.Domain, said.pool, said.device, said.share) }
 		switch i := slices.IndexFunc(statuses, same); {
 		case i < 0:

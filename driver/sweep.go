@@ -127,6 +127,6 @@ func (d *Driver) sweepAway(ctx context.Context, claim ledger.Owner) (gone bool, 
 	if !slices.Contains(abandoned, claim.UID) {
 		return false, nil
 	}
-	err = d.letGo(ctx, claim.UID)
+	err = d.claims.letGo(ctx, claim.UID)
 	return err == nil, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,19 +35,29 @@ type identity struct {
 	promisedTo *atomic.Pointer[map[types.UID]metav1.Time]
 }
 
+// views holds the present view.
+type views struct {
+	atomic.Pointer[view]
+	replacing sync.Mutex // held while a view is replaced
+}
+
 // Publish sets the snapshot that the driver offers, without the withheld physical devices. The
 // values of withheld are reasons. Only claims that were already allocated a withheld device can get
 // it. The caller must not modify the arguments afterwards.
 func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
-	d.publishing.Lock()
-	defer d.publishing.Unlock()
-	before := d.view.Load()
-	d.view.Store(&view{
+	d.view.replace(snapshot, withheld)
+	d.Publisher.NoteChange()
+}
+
+func (v *views) replace(snapshot *rules.Snapshot, withheld map[string]string) {
+	v.replacing.Lock()
+	defer v.replacing.Unlock()
+	before := v.Load()
+	v.Store(&view{
 		snapshot: snapshot, withheld: withheld, Present: &ledger.Present{Snapshot: snapshot},
 		identities: identitiesIn(snapshot, before.identities), next: make(chan struct{}),
 	})
 	close(before.next)
-	d.Publisher.Wake()
 }
 
 // poolInput returns the present input of the pool; see [publish.Config].
@@ -66,7 +77,7 @@ func (d *Driver) poolInput(now time.Time) (in pool.Input, changes time.Time) {
 		if device.Health.Status != discovery.Unknown {
 			continue
 		}
-		if left := d.jobs.excuseFor(device.Name, now); left > 0 {
+		if left := d.claims.jobs.excuseFor(device.Name, now); left > 0 {
 			in.ExcusedHealth[device.Name] = true
 			if end := now.Add(left); changes.IsZero() || end.Before(changes) {
 				changes = end
@@ -121,16 +132,16 @@ func (v *view) missingReason(pool, device string) error {
 	return fmt.Errorf("device %s/%s is gone from this node", pool, device)
 }
 
-// wait returns the present view once it has a snapshot.
-func (d *Driver) wait(ctx context.Context) (*view, error) {
+// await returns the present view once it has a snapshot.
+func (v *views) await(ctx context.Context, stopping <-chan struct{}) (*view, error) {
 	for {
-		v := d.view.Load()
-		if v.snapshot != nil {
-			return v, nil
+		present := v.Load()
+		if present.snapshot != nil {
+			return present, nil
 		}
 		select {
-		case <-v.next:
-		case <-d.calls.stopping:
+		case <-present.next:
+		case <-stopping:
 			return nil, errStopping
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait for the first scan of the host: %w", ctx.Err())

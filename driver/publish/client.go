@@ -144,7 +144,7 @@ func (p *Publisher) adoptDevices(written []resourceapi.Device) {
 		adopted.Slices = slices.Clone(pool.Slices)
 		adopted.Slices[i].Devices = written
 		if p.lastPool.CompareAndSwap(pool, &adopted) { // the loop may have stored another pool
-			p.Wake()
+			p.NoteChange()
 		}
 	}
 }

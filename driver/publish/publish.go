@@ -87,8 +87,8 @@ func New(config Config) *Publisher {
 	return &Publisher{config: config, askInterval: askInterval, wake: make(chan struct{}, 1), detecting: make(chan struct{}, 1)}
 }
 
-// Wake makes the publisher check the input of the pool again.
-func (p *Publisher) Wake() {
+// NoteChange makes the publisher check the input of the pool again.
+func (p *Publisher) NoteChange() {
 	select {
 	case p.wake <- struct{}{}:
 	default: // it will check anyway
@@ -99,7 +99,7 @@ func (p *Publisher) Wake() {
 // have deleted all slices before.
 func (p *Publisher) NoteRegistration() {
 	p.registration.Store(new(time.Now()))
-	p.Wake()
+	p.NoteChange()
 }
 
 // Run publishes slices with the helper and detects the API server's features, until the context
@@ -209,15 +209,15 @@ func (p *Publisher) HandleError(ctx context.Context, err error, message string) 
 	switch {
 	case errors.As(err, &dropped) && p.disableFeatures(dropped.DisabledFeatures()):
 		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", p.KeptFeatures().MissingNames())
-		p.Wake()
+		p.NoteChange()
 		return
 	case dropped != nil || isRejection(err) && !isStaleWrite(err):
 		p.featuresDoubted.Store(true)
-		p.Wake()
+		p.NoteChange()
 	}
 	if dropped == nil && !isStaleWrite(err) {
 		p.writeFailed.Store(new(time.Now()))
-		p.Wake()
+		p.NoteChange()
 	}
 	runtime.HandleErrorWithContext(ctx, err, message)
 }

@@ -58,7 +58,7 @@ func newBench(t testing.TB, server kubernetes.Interface) *bench {
 // offers makes the publisher publish the devices.
 func (b *bench) offers(devices ...rules.Offered) {
 	b.input.Store(&pool.Input{Snapshot: &rules.Snapshot{Devices: devices}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule})
-	b.Wake()
+	b.NoteChange()
 }
 
 // run runs the publisher. The returned function stops it and returns the error of Run.
@@ -237,7 +237,7 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 		}
 		b.offers(gpu("a"), pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3))
 		synctest.Wait()
-		if diff := cmp.Diff([][]string{{"set:g0", "a g0<g0 g0-a<g0"}}, helper.Sketches()); diff != "" {
+		if diff := cmp.Diff([][]string{{"set:g0", "a g0<g0 g0-a<g0"}}, helper.PublishedSketches()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		if err := stop(); err != nil {

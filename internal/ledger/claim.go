@@ -165,6 +165,14 @@ func (r *Result) GivenDevice() string {
 	return r.Device
 }
 
+// InterfaceName returns the name in the container of the interface moved to it, or "".
+func (r *Result) InterfaceName() string {
+	if len(r.Edits.NetDevices) != 1 {
+		return ""
+	}
+	return r.Edits.NetDevices[0].Name
+}
+
 // KeepNodes adds the nodes that the claim was given before. Several pods may share a claim, so
 // earlier containers may still use these nodes.
 func (r *Result) KeepNodes(earlier *Result) { r.keepNodes(earlier.Nodes) }

@@ -12,7 +12,7 @@ import (
 // Helper replaces the library's helper. It records the published pools of the node "node".
 type Helper struct {
 	mu        sync.Mutex
-	published []resourceslice.Pool // since the last call of Sketches
+	published []resourceslice.Pool // since the last call of PublishedSketches
 	last      resourceslice.Pool
 	stopped   bool
 }
@@ -40,15 +40,15 @@ func (h *Helper) Stop() {
 	h.stopped = true
 }
 
-// Stopped reports whether the helper was stopped.
-func (h *Helper) Stopped() bool {
+// IsStopped reports whether the helper was stopped.
+func (h *Helper) IsStopped() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.stopped
 }
 
-// Sketches returns sketches of the pools published since the last call.
-func (h *Helper) Sketches() (out [][]string) {
+// PublishedSketches returns sketches of the pools published since the last call.
+func (h *Helper) PublishedSketches() (out [][]string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, pool := range h.published {
@@ -63,7 +63,7 @@ func (h *Helper) Sketches() (out [][]string) {
 func ExpectPublished(t testing.TB, helper *Helper, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	got := helper.Sketches()
+	got := helper.PublishedSketches()
 	if len(got) != len(want) {
 		t.Fatalf("published %q, want %q", got, want)
 	}

@@ -1,4 +1,6 @@
-package driver
+// Package outputs writes the files of prepared claims for the ledger: their CDI specs, and the
+// metadata of their devices.
+package outputs
 
 import (
 	"errors"
@@ -11,17 +13,17 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// cdiSpecs is the ledger output for the CDI specs of claims.
-type cdiSpecs struct{ cdi.Dir }
+// CDISpecs is the ledger output for the CDI specs of claims.
+type CDISpecs struct{ cdi.Dir }
 
 var _ interface {
 	ledger.Output
 	ledger.Namer
 	ledger.TemporaryRemover
-} = cdiSpecs{}
+} = CDISpecs{}
 
 // Write implements [ledger.Output].
-func (s cdiSpecs) Write(e ledger.Entry) error {
+func (s CDISpecs) Write(e ledger.Entry) error {
 	c, ok := e.(*ledger.Claim)
 	if !ok || s.CheckClaim(c.UID, cdiDevices(c)) == nil {
 		return nil
@@ -30,7 +32,7 @@ func (s cdiSpecs) Write(e ledger.Entry) error {
 }
 
 // Remove implements [ledger.Output].
-func (s cdiSpecs) Remove(e ledger.Entry, others []ledger.Entry) error {
+func (s CDISpecs) Remove(e ledger.Entry, others []ledger.Entry) error {
 	uid := e.Owner().UID
 	if uid == "" || haveUID(others, uid) {
 		return nil
@@ -44,7 +46,7 @@ func haveUID(entries []ledger.Entry, uid types.UID) bool {
 }
 
 // RemoveOrphans implements [ledger.Output].
-func (s cdiSpecs) RemoveOrphans(look func(types.UID, func() error) (bool, error)) error {
+func (s CDISpecs) RemoveOrphans(look func(types.UID, func() error) (bool, error)) error {
 	uids, err := s.Claims()
 	errs := []error{err}
 	for _, uid := range uids {
@@ -55,7 +57,7 @@ func (s cdiSpecs) RemoveOrphans(look func(types.UID, func() error) (bool, error)
 }
 
 // Named implements [ledger.Namer].
-func (s cdiSpecs) Named() (map[string][]ledger.SealedDevice, error) {
+func (s CDISpecs) Named() (map[string][]ledger.SealedDevice, error) {
 	uids, err := s.Claims()
 	if err != nil {
 		return nil, err

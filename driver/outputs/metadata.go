@@ -1,4 +1,4 @@
-package driver
+package outputs
 
 import (
 	"bytes"
@@ -27,15 +27,11 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Directories of metadata files below the driver's directory, and the prefix of the CDI specs that
-// mount them.
-const (
-	metadataDir        = "metadata"
-	metadataBefore     = "dra-device-metadata"
-	metadataSpecPrefix = discovery.Domain + "_metadata_" // followed by <claim uid>_<request>.json
-)
+// MetadataSpecPrefix is the prefix of the CDI specs that mount metadata files. It is followed by
+// <claim uid>_<request>.json.
+const MetadataSpecPrefix = discovery.Domain + "_metadata_"
 
-// metadata manages the files from which containers read about their devices: attributes, and the
+// Metadata manages the files from which containers read about their devices: attributes, and the
 // names of their network interfaces. The library writes the files after a claim is prepared
 // (k8s.io/dynamic-resource-allocation/kubeletplugin, metadata.go). If that fails, the claim is
 // prepared without metadata. The files are an output of the ledger, which writes missing files
@@ -45,12 +41,12 @@ const (
 // name, and such a name may be too long for a directory. Therefore the files of a claim are in
 // <dir>/<uid> instead, together with copies of the claim's CDI specs, since the specs' directory
 // may be lost while containers use them.
-type metadata struct {
-	specs  string // directory of CDI specs
-	dir    string // directory of the claims' directories
-	before string // where earlier agents kept the files, by the claims' names
-	files  disk.Files
-	ledger *ledger.Ledger
+type Metadata struct {
+	SpecDir    string // directory of CDI specs
+	Dir        string // directory of the claims' directories
+	EarlierDir string // where earlier agents kept the files, by the claims' names
+	Files      disk.Files
+	Ledger     *ledger.Ledger
 
 	mu       sync.Mutex
 	contents map[string]map[string][]byte // contents of the written files, by claim UID and path; nil for unreadable files
@@ -60,14 +56,14 @@ var _ interface {
 	ledger.Output
 	ledger.TemporaryRemover
 	ledger.ClaimForgetter
-} = (*metadata)(nil)
+} = (*Metadata)(nil)
 
-// options returns the library's options for metadata files.
-func (m *metadata) options() []kubeletplugin.Option {
+// HelperOptions returns the library's options for metadata files.
+func (m *Metadata) HelperOptions() []kubeletplugin.Option {
 	return []kubeletplugin.Option{
 		// The newest version comes first. The older version is for readers that support no other.
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
-		kubeletplugin.CDIDirectory(m.specs),
+		kubeletplugin.CDIDirectory(m.SpecDir),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
 			WriteFile: m.write,
 			MkdirAll:  func(string, fs.FileMode) error { return nil }, // write creates directories
@@ -81,7 +77,7 @@ func (m *metadata) options() []kubeletplugin.Option {
 
 // write writes a file for the library: either <request>/metadata.json, or the CDI spec that mounts
 // it.
-func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
+func (m *Metadata) write(name string, data []byte, mode fs.FileMode) error {
 	base := filepath.Base(name)
 	uid := uidOf(base)
 	var err error
@@ -89,32 +85,32 @@ func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 		data, err = m.mountedSpec(uid, data)
 	} else {
 		uid, err = claimIn(data)
-		name = m.file(uid, filepath.Base(filepath.Dir(name)))
+		name = m.File(uid, filepath.Base(filepath.Dir(name)))
 	}
 	if err != nil {
 		return err
 	}
 	// The library writes when all claims of a call are prepared. By then the kubelet may have given
 	// up on the call and unprepared this claim.
-	unlock, err := m.ledger.Lock(context.Background(), uid)
+	unlock, err := m.Ledger.Lock(context.Background(), uid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if _, state := m.ledger.Claim(types.UID(uid)); state != ledger.Allocated {
+	if _, state := m.Ledger.Claim(types.UID(uid)); state != ledger.Allocated {
 		return fmt.Errorf("claim with UID %s is not prepared any more", uid)
 	}
 	for _, path := range m.storeFile(uid, name, data) {
-		if _, err := m.files.Write(path, data, mode); err != nil {
+		if _, err := m.Files.Write(path, data, mode); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// file returns the path of the metadata of a request.
-func (m *metadata) file(uid, request string) string {
-	return filepath.Join(m.dir, uid, request+".json")
+// File returns the path of the metadata of a request.
+func (m *Metadata) File(uid, request string) string {
+	return filepath.Join(m.Dir, uid, request+".json")
 }
 
 // claimIn returns the UID of the claim that metadata describe.
@@ -130,14 +126,14 @@ func claimIn(data []byte) (uid string, err error) {
 }
 
 // mountedSpec returns the spec with mounts from the claim's own directory.
-func (m *metadata) mountedSpec(uid string, data []byte) ([]byte, error) {
+func (m *Metadata) mountedSpec(uid string, data []byte) ([]byte, error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(data, &spec); err != nil {
 		return nil, fmt.Errorf("CDI spec of metadata: %w", err)
 	}
 	for _, device := range spec.Devices {
 		for _, mount := range device.ContainerEdits.Mounts {
-			mount.HostPath = m.file(uid, filepath.Base(filepath.Dir(mount.HostPath)))
+			mount.HostPath = m.File(uid, filepath.Base(filepath.Dir(mount.HostPath)))
 		}
 	}
 	return json.MarshalIndent(spec, "", "  ")
@@ -145,10 +141,10 @@ func (m *metadata) mountedSpec(uid string, data []byte) ([]byte, error) {
 
 // storeFile stores the content of a file, or, if data is nil, its existence. It returns the paths
 // of the file. A spec has a second path among the claim's other files.
-func (m *metadata) storeFile(uid, name string, data []byte) (paths []string) {
+func (m *Metadata) storeFile(uid, name string, data []byte) (paths []string) {
 	paths = []string{name}
 	if base := filepath.Base(name); uidOf(base) != "" {
-		paths = []string{filepath.Join(m.dir, uid, base), filepath.Join(m.specs, base)}
+		paths = []string{filepath.Join(m.Dir, uid, base), filepath.Join(m.SpecDir, base)}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -167,7 +163,7 @@ func (m *metadata) storeFile(uid, name string, data []byte) (paths []string) {
 }
 
 // claimFiles returns the contents of a claim's files.
-func (m *metadata) claimFiles(uid string) map[string][]byte {
+func (m *Metadata) claimFiles(uid string) map[string][]byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.contents[uid])
@@ -175,7 +171,7 @@ func (m *metadata) claimFiles(uid string) map[string][]byte {
 
 // uidOf returns the UID of the claim in the file name of a metadata spec, or "" for other files.
 func uidOf(spec string) string {
-	rest, ours := strings.CutPrefix(spec, metadataSpecPrefix)
+	rest, ours := strings.CutPrefix(spec, MetadataSpecPrefix)
 	if !ours {
 		return ""
 	}
@@ -184,11 +180,11 @@ func uidOf(spec string) string {
 }
 
 // Write implements [ledger.Output]. It rewrites missing files that the library had written.
-func (m *metadata) Write(e ledger.Entry) error {
+func (m *Metadata) Write(e ledger.Entry) error {
 	var errs []error
 	for name, data := range m.claimFiles(string(e.Owner().UID)) {
-		if _, err := m.files.Lstat(name); data != nil && errors.Is(err, fs.ErrNotExist) {
-			_, err := m.files.Write(name, data, 0o644)
+		if _, err := m.Files.Lstat(name); data != nil && errors.Is(err, fs.ErrNotExist) {
+			_, err := m.Files.Write(name, data, 0o644)
 			errs = append(errs, err)
 		}
 	}
@@ -196,23 +192,23 @@ func (m *metadata) Write(e ledger.Entry) error {
 }
 
 // Remove implements [ledger.Output].
-func (m *metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
+func (m *Metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
 	uid := string(e.Owner().UID)
 	if uid == "" || haveUID(others, e.Owner().UID) {
 		return nil
 	}
 	var errs []error
 	for name := range m.claimFiles(uid) {
-		if filepath.Dir(name) == m.specs {
-			errs = append(errs, m.files.Remove(name))
+		if filepath.Dir(name) == m.SpecDir {
+			errs = append(errs, m.Files.Remove(name))
 		}
 	}
 	return joinErrors("remove metadata of devices", errs)
 }
 
 // ForgetClaim implements [ledger.ClaimForgetter].
-func (m *metadata) ForgetClaim(uid types.UID) error {
-	if err := m.files.RemoveAll(filepath.Join(m.dir, string(uid))); err != nil {
+func (m *Metadata) ForgetClaim(uid types.UID) error {
+	if err := m.Files.RemoveAll(filepath.Join(m.Dir, string(uid))); err != nil {
 		return fmt.Errorf("remove metadata of devices: %w", err)
 	}
 	m.mu.Lock()
@@ -222,29 +218,29 @@ func (m *metadata) ForgetClaim(uid types.UID) error {
 }
 
 // RemoveOrphans implements [ledger.Output]. It also reads the files of known claims.
-func (m *metadata) RemoveOrphans(look func(types.UID, func() error) (bool, error)) error {
-	claims, err := m.files.ListDir(m.dir)
+func (m *Metadata) RemoveOrphans(look func(types.UID, func() error) (bool, error)) error {
+	claims, err := m.Files.ListDir(m.Dir)
 	errs := []error{err}
 	for _, claim := range claims {
-		dir := filepath.Join(m.dir, claim.Name())
-		known, err := look(types.UID(claim.Name()), func() error { return m.files.RemoveAll(dir) })
+		dir := filepath.Join(m.Dir, claim.Name())
+		known, err := look(types.UID(claim.Name()), func() error { return m.Files.RemoveAll(dir) })
 		if errs = append(errs, err); !known {
 			continue
 		}
-		files, err := m.files.ListDir(dir)
+		files, err := m.Files.ListDir(dir)
 		errs = append(errs, err)
 		for _, file := range files {
 			errs = append(errs, m.readContent(claim.Name(), filepath.Join(dir, file.Name())))
 		}
 	}
-	found, err := m.files.ListDir(m.specs)
+	found, err := m.Files.ListDir(m.SpecDir)
 	errs = append(errs, err)
 	for _, spec := range found {
-		name, uid := filepath.Join(m.specs, spec.Name()), uidOf(spec.Name())
+		name, uid := filepath.Join(m.SpecDir, spec.Name()), uidOf(spec.Name())
 		if uid == "" {
 			continue
 		}
-		known, err := look(types.UID(uid), func() error { return m.files.Remove(name) })
+		known, err := look(types.UID(uid), func() error { return m.Files.Remove(name) })
 		if errs = append(errs, err); known {
 			errs = append(errs, m.readContent(uid, name))
 		}
@@ -253,19 +249,19 @@ func (m *metadata) RemoveOrphans(look func(types.UID, func() error) (bool, error
 }
 
 // readContent reads the content of a file.
-func (m *metadata) readContent(uid, name string) error {
-	data, err := m.files.Read(name)
+func (m *Metadata) readContent(uid, name string) error {
+	data, err := m.Files.Read(name)
 	m.storeFile(uid, name, data)
 	return err
 }
 
 // sweepBefore removes files of earlier agents that no spec mounts.
-func (m *metadata) sweepBefore() error {
-	dirs, err := m.files.ListDir(m.before)
+func (m *Metadata) sweepBefore() error {
+	dirs, err := m.Files.ListDir(m.EarlierDir)
 	errs := []error{err}
 	for _, entry := range dirs {
-		if dir := filepath.Join(m.before, entry.Name()); !m.isMentioned(dir + "/") {
-			errs = append(errs, m.files.RemoveAll(dir))
+		if dir := filepath.Join(m.EarlierDir, entry.Name()); !m.isMentioned(dir + "/") {
+			errs = append(errs, m.Files.RemoveAll(dir))
 		}
 	}
 	return joinErrors("sweep metadata of an earlier agent", errs)
@@ -273,7 +269,7 @@ func (m *metadata) sweepBefore() error {
 
 // isMentioned reports whether a file of a claim contains a path, or cannot be read and may contain
 // it.
-func (m *metadata) isMentioned(path string) bool {
+func (m *Metadata) isMentioned(path string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, texts := range m.contents {
@@ -287,27 +283,19 @@ func (m *metadata) isMentioned(path string) bool {
 }
 
 // RemoveTemporary implements [ledger.TemporaryRemover].
-func (m *metadata) RemoveTemporary(age time.Duration) error {
-	return joinErrors("sweep metadata of devices", []error{m.files.SweepTemporary(m.specs, age, metadataSpecPrefix)})
+func (m *Metadata) RemoveTemporary(age time.Duration) error {
+	return joinErrors("sweep metadata of devices", []error{m.Files.SweepTemporary(m.SpecDir, age, MetadataSpecPrefix)})
 }
 
-// metadataOf returns the metadata of a device for containers: all published attributes, and the
+// DeviceMetadata returns the metadata of a device for containers: all published attributes, and the
 // container's name for the network interface moved to it.
-func metadataOf(r *ledger.Result, device *rules.Offered) *kubeletplugin.DeviceMetadata {
+func DeviceMetadata(r *ledger.Result, device *rules.Offered) *kubeletplugin.DeviceMetadata {
 	out := &kubeletplugin.DeviceMetadata{Attributes: make(map[string]resourceapi.DeviceAttribute, len(device.Attributes))}
 	for name, value := range device.Attributes {
 		out.Attributes[string(name)] = value.ForSlice()
 	}
-	if name := interfaceOf(r); name != "" {
+	if name := r.InterfaceName(); name != "" {
 		out.NetworkData = &resourceapi.NetworkDeviceData{InterfaceName: name}
 	}
 	return out
-}
-
-// interfaceOf returns the name in the container of the interface moved to it, or "".
-func interfaceOf(r *ledger.Result) string {
-	if len(r.Edits.NetDevices) != 1 {
-		return ""
-	}
-	return r.Edits.NetDevices[0].Name
 }
