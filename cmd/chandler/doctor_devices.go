@@ -17,6 +17,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
@@ -134,7 +135,7 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*compile.No
 	}
 	n.Rules = config.Rules
 	f.Agent.Mode, f.Agent.ReportOnly, f.Agent.NeedsSight = config.Rules.Mode, config.Rules.ReportOnly, usesInUse(config)
-	n.API, n.Auto, err = agent.ReadPlacement(state)
+	n.API, n.Auto, err = placement.ReadPlacement(state)
 	f.Devices.API = doctor.AnswerOf(n.API, err)
 	if f.Agent.Mode == discovery.ModeAuto {
 		f.Agent.Mode = n.Auto
@@ -218,7 +219,7 @@ func waitingDevices(n nodeNow) (found []doctor.Wait) {
 		return nil
 	}
 	for _, step := range n.PlanSteps(n.Rules) {
-		if step.Fate == agent.Waits && step.From != step.To {
+		if step.Fate == placement.Waits && step.From != step.To {
 			found = append(found, doctor.Wait{Device: step.Device, From: step.From, To: step.To, Reason: step.Reason})
 		}
 	}

@@ -118,7 +118,7 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 	if asked {
 		n.Devices = applyStates(files, n.Devices)
 	}
-	facts := n.InventoryFacts(n.listing, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
+	facts := agent.InventoryFacts(n.Standing, n.listing, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
 	facts.ConsumersKnown, facts.Functions, facts.Products, facts.At = asked, n.functions, n.products, time.Now()
 	facts.Name, facts.Version, facts.Families = o.node.Name, buildVersion(), len(families.All)
 	if host.recording != "" {

@@ -21,6 +21,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
@@ -166,7 +167,7 @@ const stateDir = "plugins/" + discovery.Domain
 
 // nodeNow is the current state of a node.
 type nodeNow struct {
-	agent.Standing
+	placement.Standing
 	text    []byte                            // the configuration in force
 	pods    map[types.NamespacedName][]string // the pods of each claim
 	listing *kubeletapi.Listing               // the kubelet's list, nil if there is none
@@ -248,7 +249,7 @@ func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (
 		return nil, fmt.Errorf("config %s: %w", cmp.Or(o.config, "that the agent keeps"), err)
 	}
 	n.Rules = config.Rules
-	if n.API, n.Auto, err = agent.ReadPlacement(state); err != nil {
+	if n.API, n.Auto, err = placement.ReadPlacement(state); err != nil {
 		return nil, err
 	}
 	if n.Auto == discovery.ModeAuto { // without a known mode, every device that can move is counted as moving

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/agent/placement"
 )
 
 // kubeletDir creates the files of a kubelet and an agent on a node with eight GPUs.
@@ -67,13 +67,13 @@ func TestMigratePlanToDRA(t *testing.T) {
 		"device-plugins/kubelet_internal_checkpoint": checkpoint, "pods/alive/x": "",
 	})
 	m, devices := migrate(t, dir, "plan", eightGPUs)
-	if d := devices["pci-0000-23-00-0"]; d.Fate != agent.Waits || !cmp.Equal(d.WaitsFor, []string{"pod default/train main"}) || d.To != "DRA" {
+	if d := devices["pci-0000-23-00-0"]; d.Fate != placement.Waits || !cmp.Equal(d.WaitsFor, []string{"pod default/train main"}) || d.To != "DRA" {
 		t.Errorf("a GPU that a pod has: %+v", d)
 	}
-	if d := devices["pci-0000-44-00-0"]; d.Fate != agent.Waits || !cmp.Equal(d.WaitsFor, []string{"pod UID/alive c"}) {
+	if d := devices["pci-0000-44-00-0"]; d.Fate != placement.Waits || !cmp.Equal(d.WaitsFor, []string{"pod UID/alive c"}) {
 		t.Errorf("a GPU that a pod has of another plugin: %+v", d)
 	}
-	if d := devices["pci-0000-43-00-0"]; d.Fate != agent.Moves || d.From != "DevicePlugin" || d.To != "DRA" {
+	if d := devices["pci-0000-43-00-0"]; d.Fate != placement.Moves || d.From != "DevicePlugin" || d.To != "DRA" {
 		t.Errorf("a free GPU: %+v", d)
 	}
 	if want := []*migratingName{{Name: "amd.com/gpu", Moves: 6, Waits: 2, DRA: 8}}; !cmp.Equal(m.Resources, want) {
@@ -89,7 +89,7 @@ func TestMigratePlanToDRA(t *testing.T) {
 func TestMigratePlanToDevicePlugin(t *testing.T) {
 	dir := kubeletDir(t, map[string]string{agentDir + "sides.json": sides("DRA"), agentDir + "mode": "DRA", claimFile: byLimits})
 	m, devices := migrate(t, dir, "plan", "--to=DevicePlugin", eightGPUs)
-	if d := devices["pci-0000-24-00-0"]; d.Fate != agent.Waits || !cmp.Equal(d.WaitsFor, []string{"claim default/train-extended-resources-x"}) {
+	if d := devices["pci-0000-24-00-0"]; d.Fate != placement.Waits || !cmp.Equal(d.WaitsFor, []string{"claim default/train-extended-resources-x"}) {
 		t.Errorf("a GPU that a claim has: %+v", d)
 	}
 	if want := []*migratingName{{Name: "amd.com/gpu", Moves: 6, Waits: 2, DevicePlugin: 6, CountedTwice: 2}}; !cmp.Equal(m.Resources, want) {
@@ -111,7 +111,7 @@ func TestMigratePlanToAConfiguration(t *testing.T) {
 	write(t, next, header()+"mode: DevicePlugin\nexclude:\n- "+at(`"0000:23:00.0", "0000:24:00.0"`)+"\nresources:\n- name: amd.com/gpu\n  mode: DRA\n  "+at(`"0000:43:00.0"`)+
 		"\nsharing:\n- replicas: 2\n  "+at(`"0000:44:00.0"`)+"\n")
 	m, devices := migrate(t, dir, "plan", "--next", next, eightGPUs)
-	for name, want := range map[string]agent.Fate{"pci-0000-23-00-0": agent.Waits, "pci-0000-24-00-0": agent.Excluded, "pci-0000-43-00-0": agent.Moves, "pci-0000-44-00-0": agent.Changes, "pci-0000-a3-00-0": agent.Stays} {
+	for name, want := range map[string]placement.Fate{"pci-0000-23-00-0": placement.Waits, "pci-0000-24-00-0": placement.Excluded, "pci-0000-43-00-0": placement.Moves, "pci-0000-44-00-0": placement.Changes, "pci-0000-a3-00-0": placement.Stays} {
 		if got := devices[name].Fate; got != want {
 			t.Errorf("%s %s, want %s", name, got, want)
 		}

@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/ledger"
@@ -28,7 +28,7 @@ type migration struct {
 }
 
 type migratingDevice struct {
-	agent.Step
+	placement.Step
 	WaitsFor []string `json:"waitsFor,omitempty"`
 }
 
@@ -47,7 +47,7 @@ type migratingName struct {
 }
 
 // add adds the devices.
-func (m *migration) add(steps []agent.Step, entries []ledger.Entry, pods map[types.NamespacedName][]string) {
+func (m *migration) add(steps []placement.Step, entries []ledger.Entry, pods map[types.NamespacedName][]string) {
 	names := make(map[string]*migratingName)
 	m.Devices, m.Resources = make([]migratingDevice, 0, len(steps)), []*migratingName{}
 	for _, step := range steps {
@@ -87,18 +87,18 @@ func ownerText(owner ledger.Owner, pods map[types.NamespacedName][]string) strin
 // createRequestsAndMappings, in 1.35 to 1.37).
 var limitRequest = regexp.MustCompile(`^container-\d+-request-\d+$`)
 
-func (n *migratingName) count(step agent.Step, entries []ledger.Entry) {
+func (n *migratingName) count(step placement.Step, entries []ledger.Entry) {
 	switch step.Fate {
-	case agent.Moves:
+	case placement.Moves:
 		n.Moves++
-	case agent.Waits:
+	case placement.Waits:
 		n.Waits++
 	}
 	switch {
-	case step.Fate == agent.Excluded:
+	case step.Fate == placement.Excluded:
 	case step.To == discovery.ModeDRA:
 		n.DRA++
-	case step.Fate != agent.Waits:
+	case step.Fate != placement.Waits:
 		n.DevicePlugin++
 	}
 	for _, e := range entries {
@@ -132,7 +132,9 @@ func (m *migration) addNotes() {
 		}
 	}
 	to := func(mode discovery.Mode) bool {
-		return slices.ContainsFunc(m.Devices, func(d migratingDevice) bool { return d.To == mode && (d.Fate == agent.Moves || d.Fate == agent.Waits) })
+		return slices.ContainsFunc(m.Devices, func(d migratingDevice) bool {
+			return d.To == mode && (d.Fate == placement.Moves || d.Fate == placement.Waits)
+		})
 	}
 	if to(discovery.ModeDRA) {
 		say("New pods lose: hints for the Topology Manager, which does not support DRA; topology-aware allocation by GetPreferredAllocation (the scheduler takes the first free devices); their device IDs in PodResources, where the devices are under dynamicResources, by claim and CDI name.")
@@ -153,14 +155,14 @@ func (m *migration) print(out io.Writer) error {
 		what = "ACTION"
 	}
 	fmt.Fprintf(table, "DEVICE\tRESOURCE\tFROM\tTO\t%s\tBLOCKED-BY\n", what)
-	count, words := make(map[agent.Fate]int), standing
+	count, words := make(map[placement.Fate]int), standing
 	if m.plan {
 		words = planned
 	}
 	for _, d := range m.Devices {
 		count[d.Fate]++
 		reason := strings.Join(d.WaitsFor, "; ")
-		if d.Fate == agent.Waits && reason == "" {
+		if d.Fate == placement.Waits && reason == "" {
 			reason = d.Reason
 		}
 		row := []string{d.Device, strings.Join(d.Resources, ","), string(d.From), string(d.To), string(d.Fate), reason}
@@ -174,7 +176,7 @@ func (m *migration) print(out io.Writer) error {
 	}
 	fmt.Fprintf(&b, "\n%s: ", inventory.CountNoun(len(m.Devices), "device"))
 	var counts []string
-	for _, fate := range []agent.Fate{agent.Stays, agent.Moves, agent.Changes, agent.Excluded, agent.Waits} {
+	for _, fate := range []placement.Fate{placement.Stays, placement.Moves, placement.Changes, placement.Excluded, placement.Waits} {
 		if count[fate] > 0 {
 			one := min(count[fate], 2) - 1
 			counts = append(counts, fmt.Sprintf("%d %s", count[fate], words[fate][one]))
@@ -193,18 +195,18 @@ func (m *migration) print(out io.Writer) error {
 
 // Words for the fate of one device, and of several, in a plan and in a status.
 var (
-	planned = map[agent.Fate][2]string{
-		agent.Stays:    {"stays", "stay"},
-		agent.Moves:    {"moves at once", "move at once"},
-		agent.Changes:  {"changes at once", "change at once"},
-		agent.Excluded: {"is excluded at once", "are excluded at once"},
-		agent.Waits:    {"waits", "wait"},
+	planned = map[placement.Fate][2]string{
+		placement.Stays:    {"stays", "stay"},
+		placement.Moves:    {"moves at once", "move at once"},
+		placement.Changes:  {"changes at once", "change at once"},
+		placement.Excluded: {"is excluded at once", "are excluded at once"},
+		placement.Waits:    {"waits", "wait"},
 	}
-	standing = map[agent.Fate][2]string{
-		agent.Stays:    {"is where it is to be", "are where they are to be"},
-		agent.Moves:    {"moves next", "move next"},
-		agent.Changes:  {"changes next", "change next"},
-		agent.Excluded: {"is excluded next", "are excluded next"},
-		agent.Waits:    {"waits", "wait"},
+	standing = map[placement.Fate][2]string{
+		placement.Stays:    {"is where it is to be", "are where they are to be"},
+		placement.Moves:    {"moves next", "move next"},
+		placement.Changes:  {"changes next", "change next"},
+		placement.Excluded: {"is excluded next", "are excluded next"},
+		placement.Waits:    {"waits", "wait"},
 	}
 )

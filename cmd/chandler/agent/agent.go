@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/cmd/chandler/agent/cluster"
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
@@ -72,7 +73,7 @@ type agent struct {
 	useChecks    overdue.Calls                 // checks for users of functions, by the functions' directories
 	links        linkReader                    // reads the links of devices for metrics
 
-	placedDevices  atomic.Pointer[placedDevices]     // nil before devices are placed
+	placedDevices  atomic.Pointer[placement.Placed]  // nil before devices are placed
 	classResources atomic.Pointer[map[string]string] // extended resource names by DeviceClass, nil before the classes were read
 	classUnknown   chan struct{}                     // has a value when a claim had a class that is not among them
 	withoutDRA     atomic.Bool                       // the API server does not serve DRA, or the agent only reports devices
@@ -333,16 +334,33 @@ func (a *agent) runDRA(ctx context.Context) error {
 		if !a.withoutDRA.Load() {
 			return a.driver.Run(ctx)
 		}
-		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", askInterval)
-		waitFor(ctx, nil, askInterval)
+		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", servedInterval)
+		waitFor(ctx, nil, servedInterval)
 		if ctx.Err() != nil {
 			return nil
 		}
 	}
 }
 
+// servedInterval is how often the agent checks again whether an API server serves resource.k8s.io,
+// after the group was missing.
+const servedInterval = time.Minute
+
 // modeInterval is the time between checks whether the agent still only reports devices.
 const modeInterval = time.Second
+
+// runPlacement runs the placement of devices until the context ends.
+func (a *agent) runPlacement(ctx context.Context) {
+	placement.Run(ctx, placement.Config{
+		Rules: a.Settings.Rules, Files: a.files(), StateDir: a.StateDir, Ledger: a.ledger, Cluster: a.cluster,
+		ServesDRA: a.servesDRA, Registration: a.driver.Registration,
+		Configure: a.configurer(), Accept: discovery.JoinAcceptors(a.Families),
+		DRA: a.driver, DevicePlugin: a.devicePlugin,
+		AllocationsKnown: a.isReady, Leaving: a.leavingReason, Decided: func() { notify(a.returnDue); notify(a.unitIdle) },
+		Snapshots: a.snapshots, Changes: a.rulesChanged, OrderChanged: a.orderChanged,
+		Placed: &a.placedDevices,
+	})
+}
 
 // hasRecords reports whether records of claims may exist.
 func (a *agent) hasRecords() bool {
@@ -390,8 +408,8 @@ func (a *agent) offeredDevices() ([]rules.Offered, bool) {
 	if p == nil {
 		return nil, false
 	}
-	withheld := p.placement.OfDRA()
-	return slices.DeleteFunc(slices.Clone(p.snapshot.Devices), func(d rules.Offered) bool { return withheld[d.Silicon()] != "" }), true
+	withheld := p.Placement.OfDRA()
+	return slices.DeleteFunc(slices.Clone(p.Snapshot.Devices), func(d rules.Offered) bool { return withheld[d.Silicon()] != "" }), true
 }
 
 // goneEffect returns the taint effect for devices that are gone.

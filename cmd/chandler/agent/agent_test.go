@@ -30,6 +30,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/cdi"
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/recorded"
@@ -414,4 +415,16 @@ func TestAgentOpensItsLedgerAgain(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// withdrawalLimit is longer than a free device takes to leave DRA.
+const withdrawalLimit = 2 * placement.WithdrawalTime
+
+func selector(t *testing.T, expression string) rules.Selector {
+	t.Helper()
+	compiled, err := rules.Compile(expression)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return compiled
 }

@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/passthrough/passthroughtest"
@@ -96,7 +97,7 @@ func TestSiblingForResource(t *testing.T) {
 		wanted := classicVFIO(t)
 		wanted.Resources[0].Selector = selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+siblingFunction+`"`)
 		stop = r.run(r.config(wanted))
-		time.Sleep(workInterval + 2*time.Minute)
+		time.Sleep(placement.WorkInterval + 2*time.Minute)
 		synctest.Wait()
 		r.keepsDisk()
 		stop()
@@ -210,7 +211,7 @@ func TestClaimKeepsItsDiskWhenEntriesSplitTheGroup(t *testing.T) {
 					stop()
 					stop = r.run(r.config(wanted))
 				}
-				time.Sleep(workInterval)
+				time.Sleep(placement.WorkInterval)
 				if err := r.prepareAgain(pod); err != nil {
 					t.Error(err)
 				}
@@ -218,45 +219,5 @@ func TestClaimKeepsItsDiskWhenEntriesSplitTheGroup(t *testing.T) {
 				stop()
 			})
 		})
-	}
-}
-
-// Rules that are read while the agent runs may combine functions that claims have into one physical
-// device. Each device is in the snapshot once, under the new rules, or under the earlier ones until
-// release if the new rules give the physical device to two APIs.
-func TestRuledWhileSiliconGrows(t *testing.T) {
-	two := func(name string) discovery.Device {
-		d := discovery.Device{Name: name, Source: "sys/devices/" + name, Attributes: discovery.Attributes{}, Passthrough: &discovery.PassthroughOption{Driver: "vfio-pci"}}
-		d.Attributes.SetInt("iommuGroup", 3)
-		d.Attributes.SetString("model", name)
-		d.PluginOffers = []discovery.Offer{{Resource: "*", Optional: true, IDs: []string{name}}}
-		return d
-	}
-	raw := &discovery.Snapshot{Devices: []discovery.Device{two("a"), two("b")}}
-	wants := func(selected string, mode discovery.Mode) *rules.Rules {
-		return &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{{Selector: selector(t, selected), Name: "example.com/vm", Mode: &mode, Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}}}}
-	}
-	view := viewOf(owners{"a": "claim"}, nil)
-	for name, test := range map[string]struct {
-		to      *rules.Rules
-		silicon string // physical device of device a, while a claim has the device a
-		after   string // the devices after the release
-	}{
-		"one API for both": {wants("true", discovery.ModeDRA), "iommu-group-3", "a, b"},
-		"two APIs":         {wants(`device.attributes["chandler.dev"].model == "b"`, discovery.ModeDevicePlugin), "a", ""},
-	} {
-		r := newRuled(&rules.Rules{Mode: discovery.ModeDRA}, nil)
-		r.applyScan(raw)
-		r.keepSplit(view)
-		r.changeRules(test.to)
-		r.keepSplit(view)
-		a, _ := r.snapshot.Lookup("a")
-		if described(r.snapshot) != "a, b" || a.Silicon() != test.silicon {
-			t.Errorf("%s: %s; a is of %s, want %s", name, described(r.snapshot), a.Silicon(), test.silicon)
-		}
-		r.release(r.changingSilicon())
-		if described(r.snapshot) != test.after {
-			t.Errorf("%s: released: %s", name, described(r.snapshot))
-		}
 	}
 }

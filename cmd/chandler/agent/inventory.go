@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/inventory"
@@ -23,7 +24,7 @@ func (a *agent) inventoryFacts() (inventory.Facts, bool) {
 	if p == nil {
 		return inventory.Facts{}, false
 	}
-	facts := p.inventoryFacts(a.ledger.View, a.cluster.LastListing(), a.ledger.Since)
+	facts := placedFacts(p, a.ledger.View, a.cluster.LastListing(), a.ledger.Since)
 	facts.Notes = a.notes(a.driver.Publisher.Refusal())
 	facts.Name, facts.Version, facts.Families, facts.At = a.NodeName, a.Version, len(a.Families), time.Now()
 	if of := a.classResources.Load(); of != nil {
@@ -32,14 +33,14 @@ func (a *agent) inventoryFacts() (inventory.Facts, bool) {
 	return facts, true
 }
 
-// inventoryFacts returns the part of an inventory that concerns devices.
-func (p *placedDevices) inventoryFacts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
+// placedFacts returns the part of an inventory that concerns devices.
+func placedFacts(p *placement.Placed, view func(ledger.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
 	facts := inventory.Facts{
-		Snapshot: p.snapshot, ConsumersKnown: true, API: p.placement.API, Moves: make(map[string]inventory.Move),
-		Holders: Holders(view(&ledger.Present{Snapshot: p.snapshot}), said, since),
+		Snapshot: p.Snapshot, ConsumersKnown: true, API: p.Placement.API, Moves: make(map[string]inventory.Move),
+		Holders: Holders(view(&ledger.Present{Snapshot: p.Snapshot}), said, since),
 	}
-	for silicon, reason := range p.placement.Moving {
-		facts.Moves[silicon] = inventory.Move{To: p.placement.To[silicon], Reason: reason, Since: p.waitingSince[silicon]}
+	for silicon, reason := range p.Placement.Moving {
+		facts.Moves[silicon] = inventory.Move{To: p.Placement.To[silicon], Reason: reason, Since: p.WaitingSince[silicon]}
 	}
 	return facts
 }
@@ -77,7 +78,7 @@ func (a *agent) missingPrograms() (notes []inventory.Note) {
 		return nil
 	}
 	for _, f := range a.Families {
-		if !slices.ContainsFunc(p.snapshot.Devices, func(d rules.Offered) bool { return d.Family == f.Name }) {
+		if !slices.ContainsFunc(p.Snapshot.Devices, func(d rules.Offered) bool { return d.Family == f.Name }) {
 			continue
 		}
 		for _, program := range f.Programs {
@@ -92,7 +93,7 @@ func (a *agent) missingPrograms() (notes []inventory.Note) {
 // InventoryFacts returns the inventory of a standing, as far as the standing contains it. said is
 // the kubelet's listing and may be nil; kubelet is the kubelet's directory, and dir the agent's
 // directory in it.
-func (s Standing) InventoryFacts(said *kubeletapi.Listing, kubelet fs.FS, dir string) inventory.Facts {
+func InventoryFacts(s placement.Standing, said *kubeletapi.Listing, kubelet fs.FS, dir string) inventory.Facts {
 	snapshot := s.Rules.ApplyTo(s.Devices)
 	since := func(claim types.UID) time.Time { return ledger.ReadSince(kubelet, dir, claim) }
 	facts := inventory.Facts{
@@ -103,7 +104,7 @@ func (s Standing) InventoryFacts(said *kubeletapi.Listing, kubelet fs.FS, dir st
 		return facts
 	}
 	for _, step := range s.PlanSteps(s.Rules) {
-		if d, found := snapshot.Lookup(step.Device); found && step.Fate == Waits {
+		if d, found := snapshot.Lookup(step.Device); found && step.Fate == placement.Waits {
 			move := inventory.Move{To: step.To, Reason: step.Reason}
 			if step.To == step.From {
 				move.To = discovery.ModeAuto

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/inventory"
@@ -25,8 +26,8 @@ func TestInventoryAtFirst(t *testing.T) {
 // delays a move.
 func TestInventory(t *testing.T) {
 	s := newScraped(t, "gpu-node-1", "nvidia/testdata/h100x8.host", &rules.Rules{})
-	names := make([]string, 0, len(s.placed.snapshot.Devices))
-	for _, d := range s.placed.snapshot.Devices {
+	names := make([]string, 0, len(s.placed.Snapshot.Devices))
+	for _, d := range s.placed.Snapshot.Devices {
 		if d.Attributes.String("kind") == "gpu" {
 			names = append(names, d.Name)
 		}
@@ -40,10 +41,10 @@ func TestInventory(t *testing.T) {
 		}
 	}
 	s.grant("lab/notebook main", "nvidia.com/gpu", names[2])
-	s.placed.placement.Moving[names[2]] = "moves to API DRA once it is free of lab/notebook main"
-	s.placed.placement.To[names[2]] = discovery.ModeDRA
+	s.placed.Placement.Moving[names[2]] = "moves to API DRA once it is free of lab/notebook main"
+	s.placed.Placement.To[names[2]] = discovery.ModeDRA
 	given := time.Date(2026, 11, 20, 6, 41, 11, 0, time.UTC)
-	facts := s.placed.inventoryFacts(s.state.view, &s.said, func(types.UID) time.Time { return given })
+	facts := placedFacts(s.placed, s.state.view, &s.said, func(types.UID) time.Time { return given })
 	facts.At = given.Add(3 * time.Hour)
 	inv := inventory.Make(facts)
 
@@ -64,26 +65,6 @@ func TestInventory(t *testing.T) {
 	}
 	if state := inv.Device(names[3]).State; state != inventory.Free {
 		t.Errorf("a free GPU is %s", state)
-	}
-}
-
-// A wait has a start time only if this agent observed the start. Before, another agent may have.
-func TestBeginnings(t *testing.T) {
-	at := time.Date(2026, 11, 20, 6, 41, 11, 0, time.UTC)
-	now := map[string]string{"a": "moves", "b": "moves"}
-	if begun := waitBeginnings(nil, now, nil, at); len(begun) != 0 {
-		t.Errorf("at the start: %v", begun)
-	}
-	begun := waitBeginnings(map[string]string{"a": "moves"}, now, nil, at)
-	if len(begun) != 1 || !begun["b"].Equal(at) {
-		t.Errorf("a waited before: %v", begun)
-	}
-	begun = waitBeginnings(now, now, begun, at.Add(time.Hour))
-	if len(begun) != 1 || !begun["b"].Equal(at) {
-		t.Errorf("an hour later: %v", begun)
-	}
-	if begun = waitBeginnings(now, map[string]string{}, begun, at); len(begun) != 0 {
-		t.Errorf("nothing waits: %v", begun)
 	}
 }
 
@@ -111,7 +92,7 @@ func TestNotesOfMissingPrograms(t *testing.T) {
 			}
 			a := &agent{Config: Config{Families: []*discovery.Family{{Name: "nvidia", Programs: []*discovery.Program{program}}}}, host: &discovery.Host{FS: host}}
 			if test.snapshot != nil {
-				a.placedDevices.Store(&placedDevices{snapshot: test.snapshot})
+				a.placedDevices.Store(&placement.Placed{Snapshot: test.snapshot})
 			}
 			notes := a.missingPrograms()
 			if (len(notes) == 1) != test.noted || test.noted && (notes[0].Code != "CH0617" || notes[0].Reason != "memory and errors are unknown without NVML") {

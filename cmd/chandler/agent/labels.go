@@ -35,7 +35,7 @@ func (a *agent) labelNode(ctx context.Context) {
 		case a.settings.Load().Rules.ReportOnly:
 			f.writeLabels(ctx, none) // pods that select such nodes would get no device
 		default:
-			f.writeLabels(ctx, p.snapshot)
+			f.writeLabels(ctx, p.Snapshot)
 		}
 	}
 }

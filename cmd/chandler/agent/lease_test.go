@@ -75,6 +75,7 @@ func TestWritesNeedALease(t *testing.T) {
 func TestConfigureByHostService(t *testing.T) {
 	k := passthroughtest.New(t)
 	k.Add("0000:03:00.0", "nvme", "3")
+	const acceleratorFunction discovery.Parameter = "acceleratorFunction"
 	has := ""
 	family := func(work func(want string) error) *discovery.Family {
 		return &discovery.Family{
@@ -89,7 +90,11 @@ func TestConfigureByHostService(t *testing.T) {
 	}
 	service := &hostService{moments: -1, config: hostservice.Config{Host: k.Host(), Families: []*discovery.Family{family(func(want string) error { has = want; return nil })}}}
 	service.start()
-	a := &agent{ledger: openLedger(t, t.TempDir()), host: k.Host(), Config: Config{HostService: hostservice.NewClient("/run/chandler/host", service)}}
+	l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
+	if problems, err := l.Open(t.Context()); err != nil || len(problems) > 0 {
+		t.Fatal(err, problems)
+	}
+	a := &agent{ledger: l, host: k.Host(), Config: Config{HostService: hostservice.NewClient("/run/chandler/host", service)}}
 	own := family(func(string) error { return errors.New("the agent changes the device itself") })
 	configure := a.requireLease(discovery.JoinConfigurers(a.host, []*discovery.Family{own}))
 	program := func(source, want string) error {

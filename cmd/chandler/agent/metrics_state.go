@@ -9,6 +9,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
@@ -23,7 +24,7 @@ type agentState struct {
 	node       string
 	features   func() []features.Feature
 	prepared   func() int
-	placed     func() *placedDevices // nil before the first placement
+	placed     func() *placement.Placed // nil before the first placement
 	view       func(ledger.Stock) *ledger.View
 	listing    func() *kubeletapi.Listing // the kubelet's last listing, nil before the kubelet has answered
 	published  func() (slices, devices int, known bool)
@@ -193,20 +194,20 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 	for labels, n := range countDevices(p) {
 		gauge(devicesMetric, float64(n), labels.family, labels.api, labels.health)
 	}
-	for family, n := range countProblems(p.snapshot) {
+	for family, n := range countProblems(p.Snapshot) {
 		gauge(problemsMetric, float64(n), family)
 	}
 	waiting := make(map[string]int)
-	for i := range p.snapshot.Devices {
-		d := &p.snapshot.Devices[i]
+	for i := range p.Snapshot.Devices {
+		d := &p.Snapshot.Devices[i]
 		s.collectDevice(gauge, d)
-		if p.placement.Moving[d.Silicon()] != "" {
+		if p.Placement.Moving[d.Silicon()] != "" {
 			waiting[d.Family]++
 		} else {
 			waiting[d.Family] += 0
 		}
 	}
-	for name, link := range s.links(p.snapshot.Devices) {
+	for name, link := range s.links(p.Snapshot.Devices) {
 		gauge(widthMetric, float64(link.Width), s.node, name)
 		if link.Speed > 0 {
 			gauge(speedMetric, float64(link.Speed)*1e6, s.node, name)
@@ -215,7 +216,7 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 	for family, n := range waiting {
 		gauge(waitingMetric, float64(n), family)
 	}
-	for _, shared := range sharedUses(p.snapshot.Devices, view, s.listing()) {
+	for _, shared := range sharedUses(p.Snapshot.Devices, view, s.listing()) {
 		keys := []string{s.node, shared.device, string(shared.capacity), shared.unit()}
 		gauge(sharedMetric, shared.all, keys...)
 		gauge(sharedFreeMetric, shared.free, keys...)
@@ -226,11 +227,11 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 	}
 	gone := make(map[string]bool)
 	for _, h := range holdersOf(view, s.listing()) {
-		d, there := p.snapshot.Lookup(h.Device)
+		d, there := p.Snapshot.Lookup(h.Device)
 		if !there {
 			d.Name = h.Device
 		}
-		if health, known := p.snapshot.Gone[h.Device]; known && !there && !gone[h.Device] {
+		if health, known := p.Snapshot.Gone[h.Device]; known && !there && !gone[h.Device] {
 			gone[h.Device] = true
 			gauge(conditionMetric, 1, append(s.keys(&d), string(discovery.ConditionGone), cmp.Or(string(health.Effect), "None"))...)
 		}
@@ -285,11 +286,11 @@ func boolNumber(is bool) float64 {
 type deviceLabels struct{ family, api, health string }
 
 // countDevices counts the devices that an API offers.
-func countDevices(p *placedDevices) map[deviceLabels]int {
+func countDevices(p *placement.Placed) map[deviceLabels]int {
 	counts := make(map[deviceLabels]int)
-	for i := range p.snapshot.Devices {
-		d := &p.snapshot.Devices[i]
-		api := p.placement.API[d.Silicon()]
+	for i := range p.Snapshot.Devices {
+		d := &p.Snapshot.Devices[i]
+		api := p.Placement.API[d.Silicon()]
 		if api == discovery.ModeAuto {
 			continue
 		}

@@ -25,6 +25,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/cdi"
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/nvidia"
@@ -45,7 +46,7 @@ type scraped struct {
 	t       *testing.T
 	metrics *agentMetrics
 	state   agentState
-	placed  *placedDevices
+	placed  *placement.Placed
 	entries []ledger.Entry
 	said    kubeletapi.Listing
 	handler http.Handler
@@ -66,12 +67,12 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	recorded := &discovery.Host{FS: parsed.FS()}
 	snapshot := wanted.ApplyTo(discovery.Scan(recorded, []*discovery.Family{nvidia.Family, amdgpu.Family}))
 	s := &scraped{t: t, metrics: newAgentMetrics("v1.0.0", true), state: emptyState()}
-	s.placed = &placedDevices{snapshot: snapshot, placement: PlaceDevices(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), Facts{AutoMode: discovery.ModeDRA, Published: &Published{}})}
+	s.placed = &placement.Placed{Snapshot: snapshot, Placement: placement.PlaceDevices(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), placement.Facts{AutoMode: discovery.ModeDRA, Published: &placement.Published{}})}
 	s.state.node = node
 	s.state.links = func(devices []rules.Offered) map[string]discovery.Link {
 		return new(linkReader).read(recorded, devices)
 	}
-	s.state.placed = func() *placedDevices { return s.placed }
+	s.state.placed = func() *placement.Placed { return s.placed }
 	s.state.view = func(stock ledger.Stock) *ledger.View { return ledger.ViewOf(stock, s.entries...) }
 	s.state.listing = func() *kubeletapi.Listing { return &s.said }
 	s.state.features = features.All().WithoutFeatures("DRADeviceTaints").AllFeatures
@@ -89,7 +90,7 @@ func (s *scraped) claim(namespace, name, pod string, containers []string, device
 	c := &ledger.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
 	used := &podresourcesapi.ClaimResource{}
 	for i, device := range devices {
-		d, found := s.placed.snapshot.Lookup(device)
+		d, found := s.placed.Snapshot.Lookup(device)
 		if !found {
 			s.t.Fatalf("there is no device %s", device)
 		}
@@ -117,8 +118,8 @@ func (s *scraped) grant(container, resource string, devices ...string) {
 
 // sick sets the health of a device.
 func (s *scraped) sick(device string, health discovery.Health) {
-	for i := range s.placed.snapshot.Devices {
-		if d := &s.placed.snapshot.Devices[i]; d.Name == device {
+	for i := range s.placed.Snapshot.Devices {
+		if d := &s.placed.Snapshot.Devices[i]; d.Name == device {
 			d.Health = health
 		}
 	}
@@ -173,7 +174,7 @@ func scrapedNodes(t *testing.T) map[string]*scraped {
 	mi210.metrics.observeClassic(legacy.OperationAllocate, 3*time.Millisecond, nil)
 	mi210.metrics.observeClassic(legacy.OperationPrefer, time.Millisecond, nil)
 	mi210.metrics.observeClassic(legacy.OperationList, time.Millisecond, nil)
-	mi210.placed.placement.Moving = map[string]string{"pci-0000-23-00-0": "physics/lattice-0 has it"}
+	mi210.placed.Placement.Moving = map[string]string{"pci-0000-23-00-0": "physics/lattice-0 has it"}
 	return map[string]*scraped{"h100": h100, "mig": mig, "mi210": mi210, "shared": sharedNode(t)}
 }
 
@@ -351,9 +352,9 @@ func BenchmarkScrape(b *testing.B) {
 		}
 	}
 	state := emptyState()
-	now := &placedDevices{snapshot: snapshot}
+	now := &placement.Placed{Snapshot: snapshot}
 	view := ledger.ViewOf(nil, entries...)
-	state.placed = func() *placedDevices { return now }
+	state.placed = func() *placement.Placed { return now }
 	state.view = func(ledger.Stock) *ledger.View { return view }
 	handler := newAgentMetrics("v1", true).handler(state, nil)
 	b.ReportAllocs()

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
@@ -43,7 +44,7 @@ func emptyState() agentState {
 		node:       "worker",
 		features:   func() []features.Feature { return nil },
 		prepared:   func() int { return 0 },
-		placed:     func() *placedDevices { return nil },
+		placed:     func() *placement.Placed { return nil },
 		view:       func(s ledger.Stock) *ledger.View { return ledger.ViewOf(s) },
 		listing:    func() *kubeletapi.Listing { return nil },
 		published:  func() (int, int, bool) { return 0, 0, false },
@@ -66,11 +67,11 @@ func expectLines(t *testing.T, text string, lines ...string) {
 // time of the request.
 func TestMetricsOfCallsAndDevices(t *testing.T) {
 	m := newAgentMetrics("v1", true)
-	var now *placedDevices
+	var now *placement.Placed
 	prepared := 0
 	state := emptyState()
 	state.prepared = func() int { return prepared }
-	state.placed = func() *placedDevices { return now }
+	state.placed = func() *placement.Placed { return now }
 	scrape := serveMetrics(t, m, state)
 	text := scrape()
 	expectLines(t, text, "chandler_dra_prepared_claims 0")
@@ -80,12 +81,12 @@ func TestMetricsOfCallsAndDevices(t *testing.T) {
 	m.observeCall("prepare", "claim", 700*time.Microsecond, nil)
 	m.observeCall("prepare", "claim", 3*time.Second, errors.New("held"))
 	prepared = 3
-	now = &placedDevices{
-		snapshot: &rules.Snapshot{Devices: []rules.Offered{
+	now = &placement.Placed{
+		Snapshot: &rules.Snapshot{Devices: []rules.Offered{
 			{Device: discovery.Device{Name: "a", Family: "amdgpu"}}, {Device: discovery.Device{Name: "b", Family: "amdgpu"}}, {Device: discovery.Device{Name: "c", Family: "amdgpu", Health: discovery.Health{Status: discovery.Unknown}}},
 			{Device: discovery.Device{Name: "kvm", Family: "hypervisor"}}, {Device: discovery.Device{Name: "nobody-knows", Family: "qat"}},
 		}},
-		placement: Placement{API: map[string]discovery.Mode{"a": dra, "b": dra, "c": dra, "kvm": classic}},
+		Placement: placement.Placement{API: map[string]discovery.Mode{"a": discovery.ModeDRA, "b": discovery.ModeDRA, "c": discovery.ModeDRA, "kvm": discovery.ModeDevicePlugin}},
 	}
 	expectLines(t, scrape(),
 		"# TYPE chandler_dra_duration_seconds histogram",

@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
@@ -49,7 +50,7 @@ func (a *agent) configurer() discovery.Configurer {
 // stock returns the devices of the host as both APIs offer them.
 func (a *agent) stock() ledger.Stock {
 	if p := a.placedDevices.Load(); p != nil {
-		return &ledger.Present{Snapshot: p.snapshot}
+		return &ledger.Present{Snapshot: p.Snapshot}
 	}
 	return &ledger.Present{}
 }
@@ -60,7 +61,7 @@ func (a *agent) describedAs(name string) (discovery.Device, bool) {
 	if p == nil {
 		return discovery.Device{}, false
 	}
-	d, found := p.snapshot.Lookup(name)
+	d, found := p.Snapshot.Lookup(name)
 	return d.Device, found
 }
 
@@ -104,10 +105,10 @@ func (a *agent) undoMade(ctx context.Context) {
 			if since[made.Unit].IsZero() {
 				since[made.Unit] = time.Now()
 			}
-			if last := a.lastRequested(p.devicesOf(&made)); last.After(since[made.Unit]) {
+			if last := a.lastRequested(devicesOf(p, &made)); last.After(since[made.Unit]) {
 				since[made.Unit] = last
 			}
-			if left := a.settings.Load().IdleTime - time.Since(since[made.Unit]); left > 0 && !p.isLeaving {
+			if left := a.settings.Load().IdleTime - time.Since(since[made.Unit]); left > 0 && !p.IsLeaving {
 				pause = min(pause, left)
 			} else if waiting[made.Unit] = true; attempts.isDue(made.Unit) {
 				attempts.recordResult(ctx, made.Unit, a.undoUnit(ctx, p, &made))
@@ -154,30 +155,30 @@ func (a *agent) lastRequested(devices []string) (last time.Time) {
 
 // wantedUnits returns the units with a device that has a consumer or that an extended resource
 // lists.
-func (a *agent) wantedUnits(p *placedDevices, all []ondemand.CreatedUnit) map[string]bool {
+func (a *agent) wantedUnits(p *placement.Placed, all []ondemand.CreatedUnit) map[string]bool {
 	wanted := make(map[string]bool)
 	if len(all) == 0 {
 		return wanted
 	}
 	listed := make(map[string]bool) // devices
-	if p != nil && !p.isLeaving {
-		for _, d := range p.placement.ListedDevices(p.snapshot.Devices) {
+	if p != nil && !p.IsLeaving {
+		for _, d := range p.Placement.ListedDevices(p.Snapshot.Devices) {
 			listed[d.Name] = len(d.Offers) > 0
 		}
 	}
 	view := a.ledger.View(nil)
 	for _, made := range all {
-		wanted[made.Unit] = p == nil || slices.ContainsFunc(p.devicesOf(&made), func(device string) bool { return listed[device] || view.Has(device) })
+		wanted[made.Unit] = p == nil || slices.ContainsFunc(devicesOf(p, &made), func(device string) bool { return listed[device] || view.Has(device) })
 	}
 	return wanted
 }
 
 // devicesOf returns the devices of a unit: the devices that were planned, and the devices that
 // appeared. The kernel may assign virtual functions other addresses than it had announced.
-func (p *placedDevices) devicesOf(made *ondemand.CreatedUnit) []string {
+func devicesOf(p *placement.Placed, made *ondemand.CreatedUnit) []string {
 	devices := slices.Clone(made.Devices)
-	for i := range p.snapshot.Devices {
-		if d := &p.snapshot.Devices[i]; d.Creation == nil && d.Attributes.String("parent") == made.Unit && !slices.Contains(devices, d.Name) {
+	for i := range p.Snapshot.Devices {
+		if d := &p.Snapshot.Devices[i]; d.Creation == nil && d.Attributes.String("parent") == made.Unit && !slices.Contains(devices, d.Name) {
 			devices = append(devices, d.Name)
 		}
 	}
@@ -185,9 +186,9 @@ func (p *placedDevices) devicesOf(made *ondemand.CreatedUnit) []string {
 }
 
 // undoUnit removes a unit, unless a consumer has one of its devices.
-func (a *agent) undoUnit(ctx context.Context, p *placedDevices, made *ondemand.CreatedUnit) error {
+func (a *agent) undoUnit(ctx context.Context, p *placement.Placed, made *ondemand.CreatedUnit) error {
 	var blocked *ledger.Blocked
-	removed, err := a.onDemand.RemoveUnit(ctx, made.Unit, p.devicesOf(made)...)
+	removed, err := a.onDemand.RemoveUnit(ctx, made.Unit, devicesOf(p, made)...)
 	switch {
 	case errors.As(err, &blocked):
 		return nil

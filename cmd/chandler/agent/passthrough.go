@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
@@ -147,7 +148,7 @@ func (a *agent) giveBack(ctx context.Context) {
 		unwritten = restoreRecords(ctx, a.passthrough.RestoreRecords, "functions under vfio", unwritten)
 		left, waiting := a.passthrough.LeftUnits(), make(map[string]bool) // by unit
 		if p := a.placedDevices.Load(); p != nil && len(left) > 0 {
-			wanted := p.unitsUnderVFIO()
+			wanted := unitsUnderVFIO(p)
 			for _, l := range left {
 				if wanted[l.Unit] && !l.DriverUnknown {
 					continue
@@ -198,12 +199,12 @@ func (a *agent) giveUnit(ctx context.Context, left passthrough.LeftUnit) error {
 }
 
 // unitsUnderVFIO returns the units that extended resources want under vfio.
-func (p *placedDevices) unitsUnderVFIO() map[string]bool {
+func unitsUnderVFIO(p *placement.Placed) map[string]bool {
 	wanted := make(map[string]bool)
-	if p.isLeaving {
+	if p.IsLeaving {
 		return wanted
 	}
-	for _, d := range p.placement.ListedDevices(p.snapshot.Devices) {
+	for _, d := range p.Placement.ListedDevices(p.Snapshot.Devices) {
 		if wantsVFIO(&d) {
 			wanted[passthrough.UnitOf(&d.Device)] = true
 		}

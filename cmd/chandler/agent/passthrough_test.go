@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
@@ -410,7 +411,7 @@ func TestAgentRebindsForAResource(t *testing.T) {
 		r.offers("", "") // the disk is in use
 		r.bound("nvme", 0)
 		r.EndProcess("47")
-		r.bound("vfio-pci", workInterval+time.Minute)
+		r.bound("vfio-pci", placement.WorkInterval+time.Minute)
 		has(diskFunction)
 		r.allocate("example.com/disk", diskFunction, "/dev/vfio/3")
 		time.Sleep(time.Minute)
@@ -459,7 +460,7 @@ func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
 		clear(r.healthy)   // from the earlier agent
 		clear(r.allocated) // the pod has ended
 		r.mu.Unlock()
-		time.Sleep(workInterval + time.Minute)
+		time.Sleep(placement.WorkInterval + time.Minute)
 		r.bound("vfio-pci", 0)
 		r.mu.Lock()
 		if got := r.healthy["example.com/disk"]; !slices.Equal(got, []string{diskFunction}) {

@@ -8,6 +8,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
@@ -66,7 +67,7 @@ func TestAgentRebindsAFunctionThatReturnsAlone(t *testing.T) {
 			t.Errorf("the other function has driver %q", driver)
 		}
 		r.ReturnFunction(diskFunction, "nvme", "5")
-		r.bound("vfio-pci", workInterval+2*time.Minute)
+		r.bound("vfio-pci", placement.WorkInterval+2*time.Minute)
 		if driver := r.Driver(otherFunction); driver != "nvme" {
 			t.Errorf("the other function has driver %q\nwrites: %q", driver, r.ListWrites())
 		}

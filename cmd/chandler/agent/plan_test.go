@@ -9,6 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/rules"
@@ -28,10 +29,10 @@ func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		steps := func(wanted *rules.Rules) map[string]Fate {
-			s := Standing{Rules: before, Devices: discovery.Scan(&discovery.Host{FS: config.FS}, config.Families)}
+		steps := func(wanted *rules.Rules) map[string]placement.Fate {
+			s := placement.Standing{Rules: before, Devices: discovery.Scan(&discovery.Host{FS: config.FS}, config.Families)}
 			var err error
-			if s.API, s.Auto, err = ReadPlacement(os.DirFS(config.StateDir)); err != nil {
+			if s.API, s.Auto, err = placement.ReadPlacement(os.DirFS(config.StateDir)); err != nil {
 				t.Fatal(err)
 			}
 			if s.Entries, err = ledger.ReadEntries(os.DirFS(config.StateDir), ".", config.BootID); err != nil {
@@ -40,23 +41,23 @@ func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 			if wanted == nil {
 				s.Rules, wanted = after, after
 			}
-			fates := make(map[string]Fate)
+			fates := make(map[string]placement.Fate)
 			for _, step := range s.PlanSteps(wanted) {
 				fates[step.Device] = step.Fate
-				if step.Fate == Waits && (len(step.Owners) != 1 || step.Owners[0].Name != claim.Name) {
+				if step.Fate == placement.Waits && (len(step.Owners) != 1 || step.Owners[0].Name != claim.Name) {
 					t.Errorf("%s waits for %v", step.Device, step.Owners)
 				}
 			}
 			return fates
 		}
 		planned := steps(after)
-		if planned["pci-0000-23-00-0"] != Waits || planned["pci-0000-24-00-0"] != Moves || len(planned) != 8 {
+		if planned["pci-0000-23-00-0"] != placement.Waits || planned["pci-0000-24-00-0"] != placement.Moves || len(planned) != 8 {
 			t.Errorf("planned %v", planned)
 		}
 		n.changes <- Change{Settings: Settings{Rules: after}}
 		time.Sleep(withdrawalLimit)
 		for device, fate := range steps(nil) {
-			if planned[device] == Moves && fate != Stays || planned[device] == Waits && fate != Waits {
+			if planned[device] == placement.Moves && fate != placement.Stays || planned[device] == placement.Waits && fate != placement.Waits {
 				t.Errorf("%s %s, and then %s", device, planned[device], fate)
 			}
 		}
@@ -65,7 +66,7 @@ func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(withdrawalLimit)
-		api, _, err := ReadPlacement(os.DirFS(config.StateDir))
+		api, _, err := placement.ReadPlacement(os.DirFS(config.StateDir))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/statefile"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/podevents"
 )
@@ -24,21 +25,24 @@ const KeptConfig = "config.yaml"
 // this file until it receives the labels, so that a start without an API server changes nothing.
 const KeptLabels = "labels.json"
 
+// keepInterval is how often a file that could not be written, or was removed, is written again.
+const keepInterval = 30 * time.Second
+
 // keepConfig saves the configuration in force, until the context ends.
 func (a *agent) keepConfig(ctx context.Context) {
-	memoOf := func(name string) *stateFile {
-		return openMemo(ctx, a.files(), filepath.Join(a.StateDir, name), func([]byte) error { return nil })
+	memoOf := func(name string) *statefile.File {
+		return statefile.Open(ctx, a.files(), filepath.Join(a.StateDir, name), func([]byte) error { return nil })
 	}
 	config, labels := memoOf(KeptConfig), memoOf(KeptLabels)
 	for ctx.Err() == nil {
 		settings := a.settings.Load()
 		if settings.Text != nil {
-			config.write(ctx, settings.Text)
+			config.Write(ctx, settings.Text)
 		}
 		if data, err := json.Marshal(settings.Labels); err == nil && settings.Labels != nil { // Marshal cannot fail here
-			labels.write(ctx, data)
+			labels.Write(ctx, data)
 		}
-		waitFor(ctx, a.settingsChanged, quietInterval)
+		waitFor(ctx, a.settingsChanged, keepInterval)
 	}
 }
 

@@ -85,7 +85,7 @@ func (a *agent) removalReport(o removal.Order) removal.Report {
 	if o.Phase == removal.None {
 		return r
 	}
-	if p := a.placedDevices.Load(); p == nil || !p.isLeaving {
+	if p := a.placedDevices.Load(); p == nil || !p.IsLeaving {
 		r.State, r.Detail = removal.Waiting, "not everything is withheld yet"
 		return r
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"chandler.dev/cmd/chandler/agent/statefile"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
 )
@@ -14,7 +15,7 @@ import (
 // healthStates settles the health of devices and writes the states to a file, so that their times
 // survive a restart.
 type healthStates struct {
-	*stateFile
+	*statefile.File
 	settler   discovery.Settler
 	nextCheck *time.Timer // triggers the next scan
 }
@@ -29,7 +30,7 @@ func newSettling(ctx context.Context, severity discovery.Severity, files disk.Fi
 	s := &healthStates{nextCheck: time.AfterFunc(time.Hour, rescan)}
 	s.nextCheck.Stop()
 	s.settler.Severity = severity
-	s.stateFile = openMemo(ctx, files, filepath.Join(stateDir, HealthFile), func(data []byte) error { return json.Unmarshal(data, &s.settler) })
+	s.File = statefile.Open(ctx, files, filepath.Join(stateDir, HealthFile), func(data []byte) error { return json.Unmarshal(data, &s.settler) })
 	return s
 }
 
@@ -38,7 +39,7 @@ func newSettling(ctx context.Context, severity discovery.Severity, files disk.Fi
 func (s *healthStates) settleStates(ctx context.Context, snapshot *discovery.Snapshot) *discovery.Snapshot {
 	settled, again := s.settler.SettleStates(snapshot, time.Now())
 	if data, err := json.Marshal(&s.settler); err == nil {
-		if !s.write(ctx, data) {
+		if !s.Write(ctx, data) {
 			again = min(cmp.Or(again, writeAgain), writeAgain)
 		}
 	}

@@ -32,7 +32,7 @@ func (a *agent) tellPods(ctx context.Context) {
 				device, found := settled.Lookup(r.Source)
 				return a.driver.HealthOf(&device, found, settled.Gone, c, r)
 			}
-			view := a.ledger.View(&ledger.Present{Snapshot: placed.snapshot})
+			view := a.ledger.View(&ledger.Present{Snapshot: placed.Snapshot})
 			return devicesInUse(settled, a.goneEffect(), view, health), true
 		},
 		Pods: a.cluster.Pods,

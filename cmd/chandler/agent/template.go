@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
@@ -19,10 +20,10 @@ func PoolTemplate(found *discovery.Snapshot, settings Settings, kept features.Se
 	settled, _ := settler.SettleStates(found, time.Now())
 	snapshot := settings.Rules.ApplyTo(settled)
 	view := ledger.ViewOf(&ledger.Present{Snapshot: snapshot})
-	facts := Facts{AutoMode: discovery.ModeDRA, Published: &Published{}, Unknown: settings.Rules.WithheldReason()}
-	placement := PlaceDevices(nil, snapshot.Devices, view, facts)
+	facts := placement.Facts{AutoMode: discovery.ModeDRA, Published: &placement.Published{}, Unknown: settings.Rules.WithheldReason()}
+	placed := placement.PlaceDevices(nil, snapshot.Devices, view, facts)
 	published, problems := pool.BuildPool(pool.Input{
-		Snapshot: snapshot, Withheld: placement.OfDRA(), Features: kept, GoneEffect: settings.Severity.EffectOf(discovery.ConditionGone),
+		Snapshot: snapshot, Withheld: placed.OfDRA(), Features: kept, GoneEffect: settings.Severity.EffectOf(discovery.ConditionGone),
 	})
 	return published, append(snapshot.Problems, problems...)
 }

@@ -1,4 +1,4 @@
-package agent
+package placement
 
 import (
 	"context"
@@ -169,7 +169,7 @@ func TestFitFails(t *testing.T) {
 			t.Errorf("%s keeps it after the work has failed", who)
 		}
 		c.fails = nil
-		time.Sleep(workInterval)
+		time.Sleep(WorkInterval)
 		f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 		f.wait()
 		if listed, _ := f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil); listedNames(listed) != "a b c" || c.works != 2 {

@@ -1,4 +1,4 @@
-package agent
+package placement
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// workInterval is the pause between failed work on a device and the next attempt.
-const workInterval = 5 * time.Minute
+// WorkInterval is the pause between failed work on a device and the next attempt.
+const WorkInterval = 5 * time.Minute
 
 // configurator configures devices for the device plugin API. For example, it programs an FPGA with
 // the function that the configuration requests. A device is not listed before its state matches the
@@ -112,7 +112,7 @@ func (f *configurator) configureDevice(ctx context.Context, d *rules.Offered, st
 	case work == nil:
 		d.Device = now
 		return "", false
-	case failed.err != nil && time.Since(failed.at) < workInterval:
+	case failed.err != nil && time.Since(failed.at) < WorkInterval:
 		return failed.err.Error(), false
 	case f.reasons[d.Name] == "":
 		return "it is to be configured", true // the kubelet learns of the change before the work begins

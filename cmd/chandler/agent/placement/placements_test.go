@@ -1,4 +1,4 @@
-package agent
+package placement
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"chandler.dev/cmd/chandler/agent/statefile"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
@@ -94,7 +95,7 @@ func TestPlacementsThatCannotBeReadForTheMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loaded := make(chan *placements)
 		go func() { loaded <- loadPlacements(context.Background(), disk.Files{}, dir) }()
-		time.Sleep(readLimit / 2)
+		time.Sleep(statefile.ReadLimit / 2)
 		synctest.Wait()
 		if err := os.Remove(file); err != nil {
 			t.Error(err)
@@ -102,7 +103,7 @@ func TestPlacementsThatCannotBeReadForTheMoment(t *testing.T) {
 		if err := os.WriteFile(file, []byte(`{"gpu":"DevicePlugin"}`), 0o600); err != nil {
 			t.Error(err)
 		}
-		if p := <-loaded; p.api["gpu"] != classic || p.unusable {
+		if p := <-loaded; p.api["gpu"] != classic {
 			t.Errorf("got %+v", p)
 		}
 	})

@@ -1,4 +1,4 @@
-package agent
+package placement
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ import (
 )
 
 // withdrawalLimit is longer than a free device takes to leave DRA.
-const withdrawalLimit = 2 * withdrawalTime
+const withdrawalLimit = 2 * WithdrawalTime
 
 // preparedClaim is the UID of the only prepared claim.
 const preparedClaim types.UID = "prepared"
@@ -130,15 +130,15 @@ func TestWithdrawal(t *testing.T) {
 			b.add(objects...)
 		}
 		b.expect("at first", map[string]string{"gpu": "ResourceSlice slice", "npu": "ResourceSlice slice", "fpga": stillAllocatable, "nic": stillAllocatable})
-		time.Sleep(withdrawalTime / 2)
+		time.Sleep(WithdrawalTime / 2)
 		if err := b.client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceslices"), "", "slice"); err != nil {
 			t.Fatal(err)
 		}
 		b.expect("without the slice", map[string]string{"gpu": stillAllocatable, "npu": stillAllocatable, "fpga": stillAllocatable, "nic": stillAllocatable})
-		time.Sleep(withdrawalTime/2 + withdrawalTime/10)
+		time.Sleep(WithdrawalTime/2 + WithdrawalTime/10)
 		b.expect("after a minute", map[string]string{"gpu": stillAllocatable, "npu": "ResourceClaim default/core", "fpga": "ResourceClaim default/shares"})
 		delete(b.waiting, "nic")
-		time.Sleep(withdrawalTime)
+		time.Sleep(WithdrawalTime)
 		b.expect("after another", map[string]string{"npu": "ResourceClaim default/core", "fpga": "ResourceClaim default/shares"})
 	})
 }
@@ -161,18 +161,18 @@ func TestWithdrawalOfInterchangeable(t *testing.T) {
 		publish(3)
 		b.expect("at first", map[string]string{"channel-0": "ResourceSlice slice", "channel-1": "ResourceSlice slice"})
 		publish(1)
-		time.Sleep(withdrawalTime)
+		time.Sleep(WithdrawalTime)
 		b.expect("without their capacity", map[string]string{"channel-0": stillAllocatable, "channel-1": stillAllocatable})
 		prepared := withPod("prepared", "node", bound, resourceapi.DeviceRequestAllocationResult{Device: "channels"})
 		prepared[0].(*resourceapi.ResourceClaim).UID = preparedClaim
 		b.add(prepared...)
 		b.add(withPod("other", "node", bound, resourceapi.DeviceRequestAllocationResult{Device: "channels"})...)
-		time.Sleep(withdrawalTime + withdrawalTime/10)
+		time.Sleep(WithdrawalTime + WithdrawalTime/10)
 		b.expect("with another claim", map[string]string{"channel-0": "ResourceClaim default/other", "channel-1": "ResourceClaim default/other"})
 		if err := b.client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", "other"); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(withdrawalTime)
+		time.Sleep(WithdrawalTime)
 		b.expect("with a prepared claim only", map[string]string{})
 	})
 }
@@ -184,7 +184,7 @@ func TestWithdrawalOfDeviceThatReturns(t *testing.T) {
 		b.waiting = map[string]bool{"gpu": true, "nic": true}
 		b.expect("at first", map[string]string{"gpu": stillAllocatable, "nic": stillAllocatable})
 		b.forgetOffered(map[string]string{"nic": "moves"})
-		time.Sleep(withdrawalTime + withdrawalTime/10)
+		time.Sleep(WithdrawalTime + WithdrawalTime/10)
 		b.expect("after a minute", map[string]string{"gpu": stillAllocatable})
 	})
 }
@@ -217,7 +217,7 @@ func TestWithdrawalWithoutAnswers(t *testing.T) {
 		b.add(withPod("c", "node", bound, resourceapi.DeviceRequestAllocationResult{Device: "gpu"})...)
 		time.Sleep(10 * time.Second)
 		b.expect("an answer", map[string]string{"gpu": stillAllocatable})
-		time.Sleep(withdrawalTime + withdrawalTime/10)
+		time.Sleep(WithdrawalTime + WithdrawalTime/10)
 		b.expect("after a minute", map[string]string{"gpu": "ResourceClaim default/c"})
 		b.requests = 0
 		poll := func(d time.Duration) {
@@ -255,7 +255,7 @@ func TestWithdrawalOfFurtherDevice(t *testing.T) {
 		b.waiting = map[string]bool{"gpu": true}
 		b.add(withPod("c", "node", bound, resourceapi.DeviceRequestAllocationResult{Device: "nic"})...)
 		b.expect("at first", map[string]string{"gpu": stillAllocatable})
-		time.Sleep(withdrawalTime + withdrawalTime/10)
+		time.Sleep(WithdrawalTime + WithdrawalTime/10)
 		b.expect("after a minute", map[string]string{"nic": "ResourceClaim default/c"})
 		if err := b.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "c"); err != nil {
 			t.Fatal(err)
@@ -263,7 +263,7 @@ func TestWithdrawalOfFurtherDevice(t *testing.T) {
 		b.waiting = map[string]bool{"nic": true}
 		time.Sleep(time.Second)
 		b.expect("the claim has ended", map[string]string{"nic": stillAllocatable})
-		time.Sleep(withdrawalTime + withdrawalTime/10)
+		time.Sleep(WithdrawalTime + WithdrawalTime/10)
 		b.expect("after another", map[string]string{})
 	})
 }

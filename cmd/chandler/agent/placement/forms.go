@@ -1,4 +1,4 @@
-package agent
+package placement
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"chandler.dev/cmd/chandler/agent/statefile"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk"
@@ -19,7 +20,7 @@ import (
 // in another way or exclude them. If the file is lost, the next agent offers the devices by its own
 // configuration at once, and refuses such claims.
 type shareForms struct {
-	*stateFile
+	*statefile.File
 	forms map[string]rules.ShareForm // by device; nil if unknown
 }
 
@@ -31,7 +32,7 @@ const formsFile = "forms.json"
 func loadForms(ctx context.Context, files disk.Files, stateDir string) *shareForms {
 	files.Synced = true
 	f := &shareForms{}
-	f.stateFile = openMemo(ctx, files, filepath.Join(stateDir, formsFile), func(data []byte) (err error) {
+	f.File = statefile.Open(ctx, files, filepath.Join(stateDir, formsFile), func(data []byte) (err error) {
 		f.forms, err = parseForms(data)
 		return err
 	})
@@ -69,15 +70,15 @@ func (f *shareForms) set(ctx context.Context, s *rules.Snapshot, placement *Plac
 			changed[d.Silicon()] = true
 		}
 	}
-	if f.forms != nil && maps.Equal(f.forms, next) && f.exists() {
+	if f.forms != nil && maps.Equal(f.forms, next) && f.IsPresent() {
 		return
 	}
 	data, err := json.Marshal(next)
-	if err == nil && f.write(ctx, data) {
+	if err == nil && f.Write(ctx, data) {
 		f.forms = next
 		return
 	}
 	for silicon := range changed {
-		placement.Moving[silicon] = fmt.Sprintf("the agent cannot record in %s how the device is shared", f.file)
+		placement.Moving[silicon] = fmt.Sprintf("the agent cannot record in %s how the device is shared", f.Path)
 	}
 }

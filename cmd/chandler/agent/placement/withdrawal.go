@@ -1,4 +1,4 @@
-package agent
+package placement
 
 import (
 	"context"
@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// withdrawalTime is how long the node's slices must have lacked a device before the device can
+	// WithdrawalTime is how long the node's slices must have lacked a device before the device can
 	// leave DRA. A scheduler may allocate a device from a slice in its cache that was replaced since,
 	// and binds the pod afterwards. After this time, the allocations from the earlier slice belong to
 	// pods that are bound to the node or nominated for it; see [cluster.Node.NodeClaims].
-	withdrawalTime = time.Minute
+	WithdrawalTime = time.Minute
 
 	// answerValidity is how long an answer of the API server holds while requests fail. A single failed
 	// request does not undo a withdrawal.
@@ -129,10 +129,10 @@ func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting ma
 		if _, known := w.absentSince[silicon]; !known {
 			w.absentSince[silicon] = now
 			if isNew(silicon) {
-				w.absentSince[silicon] = now.Add(-withdrawalTime)
+				w.absentSince[silicon] = now.Add(-WithdrawalTime)
 			}
 		}
-		if now.Sub(w.absentSince[silicon]) < withdrawalTime {
+		if now.Sub(w.absentSince[silicon]) < WithdrawalTime {
 			answer.BySilicon[silicon] = stillAllocatable
 		} else {
 			over = true
@@ -184,17 +184,17 @@ func interchangeable(s *rules.Snapshot, name string, waiting map[string]bool) (f
 // timeOfNext returns the time of the next request after an answer. While devices only wait for the
 // end of their withdrawals, that is the end of the first one.
 func (w *withdrawals) timeOfNext(now time.Time, answer *Published, waiting map[string]bool) time.Time {
-	first := now.Add(withdrawalTime)
+	first := now.Add(WithdrawalTime)
 	for silicon := range waiting {
 		switch since := w.absentSince[silicon]; {
 		case answer.BySilicon[silicon] == "":
 		case answer.BySilicon[silicon] != stillAllocatable:
 			return now.Add(w.pause.Step())
-		case since.Add(withdrawalTime).Before(first):
-			first = since.Add(withdrawalTime)
+		case since.Add(WithdrawalTime).Before(first):
+			first = since.Add(WithdrawalTime)
 		}
 	}
-	return first.Add(rand.N(withdrawalTime / 10)) // spread the requests of many nodes
+	return first.Add(rand.N(WithdrawalTime / 10)) // spread the requests of many nodes
 }
 
 // forgetOffered forgets the withdrawals of the physical devices that DRA offers again. withheld has

@@ -1,4 +1,4 @@
-package agent
+package placement
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"chandler.dev/cmd/chandler/agent/statefile"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
 )
@@ -14,7 +15,7 @@ import (
 // [PlaceDevices] decides again, and leaves an allocated physical device with the API of its
 // consumer.
 type placements struct {
-	*stateFile
+	*statefile.File
 	api map[string]discovery.Mode // by silicon
 }
 
@@ -27,7 +28,7 @@ const placementFile = "sides.json"
 func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *placements {
 	files.Synced = true
 	p := &placements{}
-	p.stateFile = openMemo(ctx, files, filepath.Join(stateDir, placementFile), func(data []byte) (err error) {
+	p.File = statefile.Open(ctx, files, filepath.Join(stateDir, placementFile), func(data []byte) (err error) {
 		p.api, err = parsePlacement(data)
 		return err
 	})
@@ -37,12 +38,12 @@ func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *pla
 // set writes a placement to the file and stores it. After an error, physical devices that changed
 // their API stay with the earlier one and are withheld.
 func (p *placements) set(ctx context.Context, placement *Placement) {
-	if data, err := json.Marshal(placement.API); err != nil || !p.write(ctx, data) {
+	if data, err := json.Marshal(placement.API); err != nil || !p.Write(ctx, data) {
 		for silicon, api := range placement.API {
 			if earlier, is := p.api[silicon]; is && earlier != api {
 				placement.API[silicon] = earlier
 				placement.To[silicon] = api
-				placement.Moving[silicon] = fmt.Sprintf("the agent cannot record in %s that %s offers it", p.file, api)
+				placement.Moving[silicon] = fmt.Sprintf("the agent cannot record in %s that %s offers it", p.Path, api)
 			}
 		}
 	}

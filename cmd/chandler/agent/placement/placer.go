@@ -1,4 +1,4 @@
-package agent
+package placement
 
 import (
 	"cmp"
@@ -9,8 +9,11 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
 )
 
@@ -23,81 +26,92 @@ const (
 	quietInterval    = 30 * time.Second
 )
 
-// publisher offers devices through one API: package driver or legacy.
-type publisher interface {
+// Publisher offers devices through one API: package driver or legacy.
+type Publisher interface {
 	// Publish sets the devices to offer: those of a snapshot without the withheld physical devices.
 	// The values of withheld are the reasons.
 	Publish(s *rules.Snapshot, withheld map[string]string)
 }
 
-// classicPublisher offers devices through the device plugin API: package legacy.
-type classicPublisher interface {
-	publisher
+// DevicePluginPublisher offers devices through the device plugin API: package legacy.
+type DevicePluginPublisher interface {
+	Publisher
 
 	// SetHostDevices receives all devices with their extended resource IDs, whichever API offers them.
 	// Containers may have some of these devices from another plugin.
 	SetHostDevices(*discovery.Snapshot)
 }
 
+// Config is the configuration of [Run]. All fields are required.
+type Config struct {
+	Rules    *rules.Rules // the rules at the start
+	Files    disk.Files
+	StateDir string // the agent's directory
+	Ledger   *ledger.Ledger
+	Cluster  *cluster.Node
+
+	ServesDRA    func(context.Context) (bool, error) // whether the API server serves DRA
+	Registration func() driver.Registration          // the kubelet's answer to the registration of the driver
+
+	// Configure and Accept configure devices for the device plugin API.
+	Configure discovery.Configurer
+	Accept    discovery.Acceptor
+
+	DRA          Publisher
+	DevicePlugin DevicePluginPublisher
+
+	AllocationsKnown func() bool   // whether the allocations of both APIs are known
+	Leaving          func() string // the reason to withhold all devices, "" if there is none
+	Decided          func()        // called after each decision
+
+	Snapshots    <-chan *discovery.Snapshot // the newest snapshot of the watch
+	Changes      <-chan *rules.Rules        // new configurations
+	OrderChanged <-chan struct{}            // signals that the result of Leaving may have changed
+
+	Placed *atomic.Pointer[Placed] // receives each decision
+}
+
+// Placed is a snapshot with the placement of its devices.
+type Placed struct {
+	Snapshot     *rules.Snapshot
+	Placement    Placement
+	IsLeaving    bool                 // all devices are withheld, because Chandler is being removed
+	WaitingSince map[string]time.Time // when the wait of a physical device began, if this agent saw the beginning
+}
+
 // placer chooses the API for each device, and publishes the devices.
 type placer struct {
-	devices      *ruledDevices
-	auto         *autoMode
-	places       *placements
-	forms        *shareForms
-	draDevices   map[string]bool // devices whose physical device was with DRA at the last decision
-	ledger       *ledger.Ledger
-	stock        *ledger.Present // the devices of the last decision
-	withdrawals  *withdrawals
-	configuring  *configurator
-	dra          publisher
-	devicePlugin classicPublisher
-	lastPlaced   *atomic.Pointer[placedDevices] // the last decision
-	decided      func()                         // called after each decision
-	leaving      func() string                  // the reason to withhold all devices, "" if there is none
+	Config
 
-	// allocationsKnown reports whether the allocations of both APIs are known.
-	allocationsKnown func() bool
+	devices     *ruledDevices
+	auto        *autoMode
+	places      *placements
+	forms       *shareForms
+	draDevices  map[string]bool // devices whose physical device was with DRA at the last decision
+	stock       *ledger.Present // the devices of the last decision
+	withdrawals *withdrawals
+	configuring *configurator
 
-	snapshots    chan *discovery.Snapshot // the newest snapshot of the watch; capacity 1
-	changes      chan *rules.Rules        // new configurations; capacity 1
-	orderChanged chan struct{}            // signals that the result of leaving may have changed; capacity 1
-	moveReasons  map[string]string        // physical devices that wait for their API, with the reasons
-	waitingSince map[string]time.Time     // when the wait began, if this agent saw the beginning
-	problems     map[string]bool          // problems that were logged and persist
+	moveReasons  map[string]string    // physical devices that wait for their API, with the reasons
+	waitingSince map[string]time.Time // when the wait began, if this agent saw the beginning
+	problems     map[string]bool      // problems that were logged and persist
 }
 
-// runPlacement runs the placement of devices until the context ends.
-func (a *agent) runPlacement(ctx context.Context) {
-	forms := loadForms(ctx, a.files(), a.StateDir)
+// Run places devices until the context ends. It reads the earlier decisions from the agent's
+// directory first.
+func Run(ctx context.Context, config Config) {
+	forms := loadForms(ctx, config.Files, config.StateDir)
 	p := &placer{
-		devices:          newRuled(a.Settings.Rules, forms.forms),
-		forms:            forms,
-		auto:             newAuto(ctx, a.servesDRA, a.driver.Registration, a.files(), a.StateDir),
-		places:           loadPlacements(ctx, a.files(), a.StateDir),
-		ledger:           a.ledger,
-		withdrawals:      newWithdrawals(a.cluster, a.ledger.IsPrepared),
-		draDevices:       make(map[string]bool),
-		configuring:      newConfiguring(a.configurer(), discovery.JoinAcceptors(a.Families), a.ledger),
-		dra:              a.driver,
-		lastPlaced:       &a.placedDevices,
-		decided:          func() { notify(a.returnDue); notify(a.unitIdle) },
-		devicePlugin:     a.devicePlugin,
-		allocationsKnown: a.isReady,
-		snapshots:        a.snapshots,
-		changes:          a.rulesChanged,
-		leaving:          a.leavingReason,
-		orderChanged:     a.orderChanged,
+		Config:      config,
+		devices:     newRuled(config.Rules, forms.forms),
+		forms:       forms,
+		auto:        newAuto(ctx, config.ServesDRA, config.Registration, config.Files, config.StateDir),
+		places:      loadPlacements(ctx, config.Files, config.StateDir),
+		withdrawals: newWithdrawals(config.Cluster, config.Ledger.IsPrepared),
+		draDevices:  make(map[string]bool),
+		configuring: newConfiguring(config.Configure, config.Accept, config.Ledger),
 	}
 	p.run(ctx)
-}
-
-// placedDevices is a snapshot with the placement of its devices.
-type placedDevices struct {
-	snapshot     *rules.Snapshot
-	placement    Placement
-	isLeaving    bool                 // all devices are withheld, because Chandler is being removed
-	waitingSince map[string]time.Time // when the wait of a physical device began, if this agent saw the beginning
 }
 
 // run publishes until the context ends. It decides again when a device changes, and at intervals,
@@ -111,11 +125,11 @@ func (p *placer) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case raw := <-p.snapshots:
-			p.devicePlugin.SetHostDevices(raw)
+		case raw := <-p.Snapshots:
+			p.DevicePlugin.SetHostDevices(raw)
 			p.devices.applyScan(raw) //nolint:contextcheck // evaluating an expression does not block
 			p.reportProblems(ctx, p.devices.snapshot.Problems)
-		case changed := <-p.changes:
+		case changed := <-p.Changes:
 			p.devices.changeRules(changed) //nolint:contextcheck // evaluating an expression does not block
 			wait = waitingInterval
 			p.withdrawals.hurry()
@@ -123,12 +137,12 @@ func (p *placer) run(ctx context.Context) {
 				p.reportProblems(ctx, p.devices.snapshot.Problems)
 			}
 		case <-p.configuring.workEnded:
-		case <-p.orderChanged:
+		case <-p.OrderChanged:
 			wait = waitingInterval
 			p.withdrawals.hurry()
 		case <-timer.C:
 		}
-		if p.devices.snapshot == nil || !p.allocationsKnown() {
+		if p.devices.snapshot == nil || !p.AllocationsKnown() {
 			timer.Reset(readyInterval)
 			continue
 		}
@@ -136,11 +150,11 @@ func (p *placer) run(ctx context.Context) {
 		if !p.devices.rules.ReportOnly {
 			mode = p.auto.chooseMode(ctx)
 		}
-		leaving := p.leaving()
+		leaving := p.Leaving()
 		placement := p.decidePlacement(ctx, mode, leaving)
 		snapshot := p.devices.snapshot
 		withheld := placement.OfDRA()
-		p.dra.Publish(snapshot, withheld)
+		p.DRA.Publish(snapshot, withheld)
 		p.withdrawals.forgetOffered(withheld)
 		devices := placement.ListedDevices(snapshot.Devices)
 		if p.devices.rules.ReportOnly { // only the devices of pods remain listed
@@ -148,9 +162,9 @@ func (p *placer) run(ctx context.Context) {
 		}
 		listed := &rules.Snapshot{Devices: devices, Gone: snapshot.Gone, Allocation: snapshot.Allocation}
 		listed, soon := p.configuring.listableDevices(ctx, listed, p.stock, placement.Moving)
-		p.devicePlugin.Publish(listed, placement.Moving)
-		p.lastPlaced.Store(&placedDevices{snapshot, placement, leaving != "", p.waitingSince})
-		p.decided()
+		p.DevicePlugin.Publish(listed, placement.Moving)
+		p.Config.Placed.Store(&Placed{snapshot, placement, leaving != "", p.waitingSince})
+		p.Decided()
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // a consumer may have the physical device for days
@@ -165,7 +179,7 @@ func (p *placer) run(ctx context.Context) {
 // and is free gets its new configuration.
 func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leaving string) Placement {
 	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
-	view := p.ledger.View(p.stock)
+	view := p.Ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
 	p.devices.keepSplit(view)    //nolint:contextcheck // evaluating an expression does not block
 	facts := Facts{AutoMode: auto, Unknown: cmp.Or(leaving, p.devices.rules.WithheldReason())}

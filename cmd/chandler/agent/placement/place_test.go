@@ -1,9 +1,11 @@
-package agent
+package placement
 
 import (
 	"errors"
 	"maps"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -23,6 +25,20 @@ func viewOf(claims, pods owners) *ledger.View {
 		entries = append(entries, grantOf(name, silicon))
 	}
 	return ledger.ViewOf(&ledger.Present{}, entries...)
+}
+
+// claimOf returns a claim with devices.
+func claimOf(name string, devices ...string) *ledger.Claim {
+	c := &ledger.Claim{UID: types.UID(name), Namespace: "n", Name: name}
+	for _, device := range devices {
+		c.Results = append(c.Results, ledger.Result{Source: device, Silicon: device, Whole: true})
+	}
+	return c
+}
+
+// grantOf returns the allocation of devices to a pod by the device plugin API.
+func grantOf(pod string, devices ...string) *ledger.Grant {
+	return &ledger.Grant{Resource: "example.com/gpu", ID: devices[0], Devices: devices, Silicon: devices, Exclusive: true, Container: "n/" + pod + " main"}
 }
 
 const (
