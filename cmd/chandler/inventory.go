@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/pciids"
@@ -118,7 +119,7 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 	if asked {
 		n.Devices = applyStates(files, n.Devices)
 	}
-	facts := agent.InventoryFacts(n.Standing, n.listing, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
+	facts := telemetry.StandingFacts(n.Standing, n.listing, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
 	facts.ConsumersKnown, facts.Functions, facts.Products, facts.At = asked, n.functions, n.products, time.Now()
 	facts.Name, facts.Version, facts.Families = o.node.Name, buildVersion(), len(families.All)
 	if host.recording != "" {

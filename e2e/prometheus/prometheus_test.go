@@ -27,7 +27,7 @@ import (
 
 const (
 	root    = "../../"
-	metrics = root + "cmd/chandler/agent/testdata/metrics"
+	metrics = root + "cmd/chandler/agent/telemetry/testdata/metrics"
 	page    = root + "docs/metrics.md"
 	rules   = root + "deployments/prometheus/rules.yaml"
 	grafana = root + "deployments/grafana/chandler.json"

@@ -16,6 +16,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/cmd/chandler/agent/placement"
+	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
@@ -36,7 +37,7 @@ import (
 type agent struct {
 	Config
 	host           *discovery.Host
-	metrics        *agentMetrics
+	metrics        *telemetry.Metrics
 	ledger         *ledger.Ledger
 	passthrough    *passthrough.Manager
 	onDemand       *ondemand.Manager
@@ -71,7 +72,7 @@ type agent struct {
 	lastClaims   sync.Map                      // time of the last claim for a device, by device
 	finder       inuse.Finder                  // finds the users of devices
 	useChecks    overdue.Calls                 // checks for users of functions, by the functions' directories
-	links        linkReader                    // reads the links of devices for metrics
+	links        telemetry.LinkReader          // reads the links of devices for metrics
 
 	placedDevices  atomic.Pointer[placement.Placed]  // nil before devices are placed
 	classResources atomic.Pointer[map[string]string] // extended resource names by DeviceClass, nil before the classes were read
@@ -97,7 +98,7 @@ func newAgent(config Config) *agent {
 	a := &agent{
 		Config:          config,
 		host:            config.Settings.ScanHost(config.FS),
-		metrics:         newAgentMetrics(config.Version, config.Serve != nil),
+		metrics:         telemetry.NewMetrics(config.Version, config.Serve != nil),
 		rulesChanged:    make(chan *rules.Rules, 1),
 		settingsChanged: make(chan struct{}, 1),
 		labelsChanged:   make(chan struct{}, 1),
@@ -146,7 +147,7 @@ func newAgent(config Config) *agent {
 
 		CheckConfigured: a.checkUnderVFIO,
 
-		Observe: a.metrics.observeClassic,
+		Observe: a.metrics.ObserveDevicePlugin,
 		Tracer:  config.Tracer,
 	})
 	a.driver = driver.New(driver.Config{
@@ -162,7 +163,7 @@ func newAgent(config Config) *agent {
 		Ledger:           a.ledger,
 		HostFS:           config.FS,
 		Granter:          discovery.JoinGranters(config.Families),
-		Observe:          a.metrics.observeCall,
+		Observe:          a.metrics.ObserveCall,
 		Tracer:           config.Tracer,
 		NoMetadata:       config.NoMetadata,
 		ReadParameters:   config.ReadParameters,

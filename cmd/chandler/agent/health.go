@@ -10,6 +10,9 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/telemetry"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/doctor"
 )
@@ -21,7 +24,7 @@ const probeTimeout = 3 * time.Second
 // handler serves /healthz, /readyz and /metrics.
 func (a *agent) handler() http.Handler {
 	mux := healthMux(a.Version, a.checkLive, a.checkReady)
-	mux.Handle("GET /metrics", a.metrics.handler(a.state(), a.ConfigError))
+	mux.Handle("GET /metrics", a.metrics.Handler(a.state(), a.ConfigError))
 	return mux
 }
 
@@ -88,4 +91,22 @@ func (a *agent) checkRead(now time.Time) error {
 		return nil
 	}
 	return fmt.Errorf("nothing of the host could be read since %s", begun.Format(time.RFC3339))
+}
+
+// state returns the state of the agent for its metrics.
+func (a *agent) state() telemetry.State {
+	return telemetry.State{
+		Node:      a.NodeName,
+		Features:  a.driver.Publisher.Features,
+		Prepared:  a.driver.PreparedClaims,
+		Placed:    a.placedDevices.Load,
+		View:      a.ledger.View,
+		Listing:   a.cluster.LastListing,
+		Published: a.driver.Publisher.PublishedPool,
+		Refusal:   a.driver.Publisher.Refusal,
+		Registered: func() (is, known bool) {
+			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()
+		},
+		Links: func(devices []rules.Offered) map[string]discovery.Link { return a.links.Read(a.host, devices) },
+	}
 }

@@ -60,7 +60,7 @@ func (a *agent) followChanges(ctx context.Context) {
 }
 
 func (a *agent) applyChange(ctx context.Context, change Change) {
-	a.metrics.recordReload(change.Err)
+	a.metrics.RecordReload(change.Err)
 	replace(a.configReports, change.Err)
 	if change.Err != nil {
 		a.configFailure.Store(&change.Err)
@@ -109,7 +109,7 @@ func (a *agent) outdatedFields() (fields []string) {
 // warnOutdated logs the changes that need a restart of the agent.
 func (a *agent) warnOutdated(ctx context.Context) {
 	fields := a.outdatedFields()
-	a.metrics.recordOutdated(len(fields) > 0)
+	a.metrics.RecordOutdated(len(fields) > 0)
 	if len(fields) > 0 {
 		klog.FromContext(ctx).Info("Warning: the configuration changed in what is in force only once the agent is started again; all else is in force now", "fields", fields)
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -10,8 +11,12 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/placement"
+	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/features"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/reclaim"
 )
 
@@ -21,9 +26,22 @@ func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
 	first := &rules.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics("v1", true), rulesChanged: make(chan *rules.Rules, 1), events: make(chan discovery.Changes, 1), configReports: make(chan error, 1), firstValid: make(chan struct{})}
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: telemetry.NewMetrics("v1", true), rulesChanged: make(chan *rules.Rules, 1), events: make(chan discovery.Changes, 1), configReports: make(chan error, 1), firstValid: make(chan struct{})}
 	a.settings.Store(&a.Settings)
-	scrape := serveMetrics(t, a.metrics, emptyState())
+	handler := a.metrics.Handler(telemetry.State{
+		Features:   func() []features.Feature { return nil },
+		Prepared:   func() int { return 0 },
+		Placed:     func() *placement.Placed { return nil },
+		View:       func(s ledger.Stock) *ledger.View { return ledger.ViewOf(s) },
+		Published:  func() (int, int, bool) { return 0, 0, false },
+		Refusal:    func() string { return "" },
+		Registered: func() (bool, bool) { return false, true },
+	}, nil)
+	scrape := func() string {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
+		return answer.Body.String()
+	}
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1")
 
 	a.applyChange(ctx, Change{Err: errors.New("exclude[0].cel: no such field")})
@@ -72,5 +90,15 @@ func TestChange(t *testing.T) {
 	a.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Reclaim: []discovery.Selection[reclaim.Rule]{{Expression: "true"}}, IdleTime: time.Minute}})
 	if fields := a.outdatedFields(); len(fields) > 0 {
 		t.Errorf("a restart is needed for %q", fields)
+	}
+}
+
+// expectLines checks that metrics contain lines.
+func expectLines(t *testing.T, text string, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("%q is missing:\n%s", line, text)
+		}
 	}
 }

@@ -48,7 +48,7 @@ func (a *agent) watchHost(ctx context.Context) {
 	for _, informant := range a.Informants {
 		waitFor(ctx, informant.Ready(), firstWord)
 	}
-	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.observeScan}
+	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.ObserveScan}
 	if a.AllEvents {
 		watch.EventsArrive = a.eventsArrive.Load
 	}

@@ -1,4 +1,4 @@
-package agent
+package telemetry
 
 import (
 	"errors"
@@ -20,9 +20,9 @@ import (
 
 // serveMetrics serves metrics until the test ends, and returns a function that requests the
 // metrics.
-func serveMetrics(t *testing.T, m *agentMetrics, state agentState) (scrape func() string) {
+func serveMetrics(t *testing.T, m *Metrics, state State) (scrape func() string) {
 	t.Helper()
-	server := httptest.NewServer(m.handler(state, nil))
+	server := httptest.NewServer(m.Handler(state, nil))
 	t.Cleanup(server.Close)
 	return func() string {
 		response, err := http.Get(server.URL)
@@ -39,18 +39,18 @@ func serveMetrics(t *testing.T, m *agentMetrics, state agentState) (scrape func(
 }
 
 // emptyState returns the state of an agent before its first scan.
-func emptyState() agentState {
-	return agentState{
-		node:       "worker",
-		features:   func() []features.Feature { return nil },
-		prepared:   func() int { return 0 },
-		placed:     func() *placement.Placed { return nil },
-		view:       func(s ledger.Stock) *ledger.View { return ledger.ViewOf(s) },
-		listing:    func() *kubeletapi.Listing { return nil },
-		published:  func() (int, int, bool) { return 0, 0, false },
-		refusal:    func() string { return "" },
-		registered: func() (bool, bool) { return false, true },
-		links:      func([]rules.Offered) map[string]discovery.Link { return nil },
+func emptyState() State {
+	return State{
+		Node:       "worker",
+		Features:   func() []features.Feature { return nil },
+		Prepared:   func() int { return 0 },
+		Placed:     func() *placement.Placed { return nil },
+		View:       func(s ledger.Stock) *ledger.View { return ledger.ViewOf(s) },
+		Listing:    func() *kubeletapi.Listing { return nil },
+		Published:  func() (int, int, bool) { return 0, 0, false },
+		Refusal:    func() string { return "" },
+		Registered: func() (bool, bool) { return false, true },
+		Links:      func([]rules.Offered) map[string]discovery.Link { return nil },
 	}
 }
 
@@ -66,20 +66,20 @@ func expectLines(t *testing.T, text string, lines ...string) {
 // The kubelet's calls are counted by duration. The numbers of devices and claims are those at the
 // time of the request.
 func TestMetricsOfCallsAndDevices(t *testing.T) {
-	m := newAgentMetrics("v1", true)
+	m := NewMetrics("v1", true)
 	var now *placement.Placed
 	prepared := 0
 	state := emptyState()
-	state.prepared = func() int { return prepared }
-	state.placed = func() *placement.Placed { return now }
+	state.Prepared = func() int { return prepared }
+	state.Placed = func() *placement.Placed { return now }
 	scrape := serveMetrics(t, m, state)
 	text := scrape()
 	expectLines(t, text, "chandler_dra_prepared_claims 0")
 	if strings.Contains(text, "chandler_devices{") {
 		t.Errorf("devices are counted before they are known:\n%s", text)
 	}
-	m.observeCall("prepare", "claim", 700*time.Microsecond, nil)
-	m.observeCall("prepare", "claim", 3*time.Second, errors.New("held"))
+	m.ObserveCall("prepare", "claim", 700*time.Microsecond, nil)
+	m.ObserveCall("prepare", "claim", 3*time.Second, errors.New("held"))
 	prepared = 3
 	now = &placement.Placed{
 		Snapshot: &rules.Snapshot{Devices: []rules.Offered{
@@ -106,8 +106,8 @@ func TestMetricsOfCallsAndDevices(t *testing.T) {
 func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 	var kept []features.Feature
 	state := emptyState()
-	state.features = func() []features.Feature { return kept }
-	scrape := serveMetrics(t, newAgentMetrics("v1", true), state)
+	state.Features = func() []features.Feature { return kept }
+	scrape := serveMetrics(t, NewMetrics("v1", true), state)
 	if text := scrape(); strings.Contains(text, "chandler_dra_server_feature_enabled{") {
 		t.Errorf("said before it is known:\n%s", text)
 	}

@@ -1,4 +1,6 @@
-package agent
+// Package telemetry computes the metrics of an agent, and the part of its inventory that concerns
+// devices and their consumers.
+package telemetry
 
 import (
 	"errors"
@@ -15,9 +17,9 @@ import (
 	"chandler.dev/legacy"
 )
 
-// agentMetrics are the metrics that change with events. All other metrics are computed on each
-// request; see [stateCollector].
-type agentMetrics struct {
+// Metrics are the metrics of an agent. Those that change with events are in its fields. All other
+// metrics are computed on each request; see [State].
+type Metrics struct {
 	version  string
 	registry metrics.KubeRegistry
 
@@ -35,11 +37,11 @@ type agentMetrics struct {
 	outdatedConfig *metrics.Gauge // whether a change takes effect only after a restart
 }
 
-// newAgentMetrics returns the metrics of an agent. If they are not served, the metrics record no
+// NewMetrics returns the metrics of an agent. If they are not served, the metrics record no
 // values: the registry package keeps every registered metric for the life of the process, and tests
 // run thousands of agents in one process.
-func newAgentMetrics(version string, served bool) *agentMetrics {
-	m := &agentMetrics{version: version}
+func NewMetrics(version string, served bool) *Metrics {
+	m := &Metrics{version: version}
 	m.calls = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "chandler_dra_duration_seconds",
 		Help: "How long the kubelet's calls took, by operation (prepare, unprepare), result (success, error) and stage: " +
@@ -97,8 +99,8 @@ func newAgentMetrics(version string, served bool) *agentMetrics {
 	return m
 }
 
-// recordReload records whether a configuration was read successfully.
-func (m *agentMetrics) recordReload(err error) {
+// RecordReload records whether a configuration was read successfully.
+func (m *Metrics) RecordReload(err error) {
 	m.reloads.WithLabelValues(resultOf(err)).Inc()
 	if err != nil {
 		m.configured.Set(0)
@@ -108,8 +110,8 @@ func (m *agentMetrics) recordReload(err error) {
 	m.configuredAt.SetToCurrentTime()
 }
 
-// recordOutdated records whether changes take effect only after a restart of the agent.
-func (m *agentMetrics) recordOutdated(are bool) {
+// RecordOutdated records whether changes take effect only after a restart of the agent.
+func (m *Metrics) RecordOutdated(are bool) {
 	m.outdatedConfig.Set(map[bool]float64{true: 1}[are])
 }
 
@@ -120,16 +122,16 @@ func resultOf(err error) string {
 	return "success"
 }
 
-// observeCall is a [driver.Observer].
-func (m *agentMetrics) observeCall(operation, stage string, took time.Duration, err error) {
+// ObserveCall is a [driver.Observer].
+func (m *Metrics) ObserveCall(operation, stage string, took time.Duration, err error) {
 	m.calls.WithLabelValues(operation, stage, resultOf(err)).Observe(took.Seconds())
 	if err != nil && operation == "prepare" && stage == "claim" {
 		m.refusals.WithLabelValues(string(discovery.ModeDRA), string(driver.RefusalOf(err))).Inc()
 	}
 }
 
-// observeClassic is a [legacy.Observer].
-func (m *agentMetrics) observeClassic(operation legacy.Operation, took time.Duration, err error) {
+// ObserveDevicePlugin is a [legacy.Observer].
+func (m *Metrics) ObserveDevicePlugin(operation legacy.Operation, took time.Duration, err error) {
 	m.devicePlugin.WithLabelValues(string(operation), resultOf(err)).Observe(took.Seconds())
 	if err == nil || operation != legacy.OperationAllocate {
 		return
@@ -141,24 +143,27 @@ func (m *agentMetrics) observeClassic(operation legacy.Operation, took time.Dura
 	m.refusals.WithLabelValues(string(discovery.ModeDevicePlugin), string(reason)).Inc()
 }
 
-// observeScan records a scan of a [discovery.Watch].
-func (m *agentMetrics) observeScan(s discovery.Scanned) {
+// ObserveScan records a scan of a [discovery.Watch].
+func (m *Metrics) ObserveScan(s discovery.Scanned) {
 	m.scans.Observe(s.Took.Seconds())
 	m.lastScan.Store(&s)
 }
 
-// handler serves the metrics of an agent. wrong is nil, or why the agent started without a valid
+// LastScan returns the last scan, nil before the first scan has ended.
+func (m *Metrics) LastScan() *discovery.Scanned { return m.lastScan.Load() }
+
+// Handler serves the metrics of an agent. wrong is nil, or why the agent started without a valid
 // configuration. Metrics are left out while their facts are unknown.
-func (m *agentMetrics) handler(state agentState, wrong error) http.Handler {
-	m.recordReload(wrong)
-	m.registry.CustomMustRegister(&stateCollector{agentState: state, metrics: m})
+func (m *Metrics) Handler(state State, wrong error) http.Handler {
+	m.RecordReload(wrong)
+	m.registry.CustomMustRegister(&stateCollector{State: state, metrics: m})
 	m.registry.RawMustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return metrics.HandlerFor(m.registry, metrics.HandlerOpts{})
 }
 
 // begin sets the counters of alerts to 0, because for Prometheus a counter that begins at 1 has not
 // increased.
-func (m *agentMetrics) begin() {
+func (m *Metrics) begin() {
 	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
 		for _, reason := range driver.Refusals() {
 			m.refusals.WithLabelValues(string(api), string(reason)).Add(0)

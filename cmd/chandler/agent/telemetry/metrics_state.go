@@ -1,4 +1,4 @@
-package agent
+package telemetry
 
 import (
 	"cmp"
@@ -12,56 +12,37 @@ import (
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/driver"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/overdue"
 )
 
-// agentState is the state of the agent, read for each request for metrics.
-type agentState struct {
-	node       string
-	features   func() []features.Feature
-	prepared   func() int
-	placed     func() *placement.Placed // nil before the first placement
-	view       func(ledger.Stock) *ledger.View
-	listing    func() *kubeletapi.Listing // the kubelet's last listing, nil before the kubelet has answered
-	published  func() (slices, devices int, known bool)
-	refusal    func() string           // why the API server refuses the slices, or ""
-	registered func() (is, known bool) // whether the kubelet has registered the DRA driver
+// State is the state of an agent, read for each request for metrics.
+type State struct {
+	Node       string
+	Features   func() []features.Feature
+	Prepared   func() int
+	Placed     func() *placement.Placed // nil before the first placement
+	View       func(ledger.Stock) *ledger.View
+	Listing    func() *kubeletapi.Listing // the kubelet's last listing, nil before the kubelet has answered
+	Published  func() (slices, devices int, known bool)
+	Refusal    func() string           // why the API server refuses the slices, or ""
+	Registered func() (is, known bool) // whether the kubelet has registered the DRA driver
 
-	links func([]rules.Offered) map[string]discovery.Link // the links of devices at present, by device
+	Links func([]rules.Offered) map[string]discovery.Link // the links of devices at present, by device
 }
 
-// state returns the state of the agent.
-func (a *agent) state() agentState {
-	return agentState{
-		node:      a.NodeName,
-		features:  a.driver.Publisher.Features,
-		prepared:  a.driver.PreparedClaims,
-		placed:    a.placedDevices.Load,
-		view:      a.ledger.View,
-		listing:   a.cluster.LastListing,
-		published: a.driver.Publisher.PublishedPool,
-		refusal:   a.driver.Publisher.Refusal,
-		registered: func() (is, known bool) {
-			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()
-		},
-		links: func(devices []rules.Offered) map[string]discovery.Link { return a.links.read(a.host, devices) },
-	}
-}
-
-// linkReader reads the links of devices, unless an earlier read has not ended. The zero value is
+// LinkReader reads the links of devices, unless an earlier read has not ended. The zero value is
 // ready to use.
-type linkReader struct{ calls overdue.Calls }
+type LinkReader struct{ calls overdue.Calls }
 
 // linkLimit is how long a request for metrics waits for the links of all devices. A function that
 // is being reset delays reads of its configuration space (pci_wait_cfg in drivers/pci/access.c).
 const linkLimit = time.Second
 
-// read returns the links of devices by name, nil if a driver delays it.
-func (r *linkReader) read(host *discovery.Host, devices []rules.Offered) map[string]discovery.Link {
+// Read returns the links of devices by name, nil if a driver delays it.
+func (r *LinkReader) Read(host *discovery.Host, devices []rules.Offered) map[string]discovery.Link {
 	const all = "links"
 	if r.calls.OverdueCall(all) != nil {
 		return nil
@@ -86,9 +67,9 @@ func (r *linkReader) read(host *discovery.Host, devices []rules.Offered) map[str
 // stateCollector computes metrics from the state.
 type stateCollector struct {
 	metrics.BaseStableCollector
-	agentState
+	State
 
-	metrics *agentMetrics
+	metrics *Metrics
 }
 
 // deviceKeys are the labels that join with the metrics of other exporters: the DCGM exporter of
@@ -167,27 +148,27 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 		all <- metrics.NewLazyConstMetric(of, metrics.GaugeValue, value, labels...)
 	}
 	gauge(buildMetric, 1, s.metrics.version, goVersion())
-	for _, feature := range s.features() {
+	for _, feature := range s.Features() {
 		gauge(featureMetric, boolNumber(feature.Kept), feature.Name)
 	}
-	gauge(preparedMetric, float64(s.prepared()))
-	if is, known := s.registered(); known {
+	gauge(preparedMetric, float64(s.Prepared()))
+	if is, known := s.Registered(); known {
 		gauge(registeredMetric, boolNumber(is))
 	}
-	if slices, devices, known := s.published(); known {
+	if slices, devices, known := s.Published(); known {
 		gauge(slicesMetric, float64(slices))
 		gauge(publishedMetric, float64(devices))
 	}
-	gauge(refusedMetric, boolNumber(s.refusal() != ""))
+	gauge(refusedMetric, boolNumber(s.Refusal() != ""))
 	if last := s.metrics.lastScan.Load(); last != nil {
 		gauge(hangingMetric, float64(last.Hanging))
 		for _, family := range last.Late {
 			gauge(lateMetric, 1, family)
 		}
 	}
-	view := s.view(nil)
+	view := s.View(nil)
 	gauge(asideMetric, float64(len(view.SealedEntries())))
-	p := s.placed()
+	p := s.Placed()
 	if p == nil {
 		return
 	}
@@ -207,17 +188,17 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 			waiting[d.Family] += 0
 		}
 	}
-	for name, link := range s.links(p.Snapshot.Devices) {
-		gauge(widthMetric, float64(link.Width), s.node, name)
+	for name, link := range s.Links(p.Snapshot.Devices) {
+		gauge(widthMetric, float64(link.Width), s.Node, name)
 		if link.Speed > 0 {
-			gauge(speedMetric, float64(link.Speed)*1e6, s.node, name)
+			gauge(speedMetric, float64(link.Speed)*1e6, s.Node, name)
 		}
 	}
 	for family, n := range waiting {
 		gauge(waitingMetric, float64(n), family)
 	}
-	for _, shared := range sharedUses(p.Snapshot.Devices, view, s.listing()) {
-		keys := []string{s.node, shared.device, string(shared.capacity), shared.unit()}
+	for _, shared := range sharedUses(p.Snapshot.Devices, view, s.Listing()) {
+		keys := []string{s.Node, shared.device, string(shared.capacity), shared.unit()}
 		gauge(sharedMetric, shared.all, keys...)
 		gauge(sharedFreeMetric, shared.free, keys...)
 		for _, u := range shared.uses {
@@ -226,7 +207,7 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 		}
 	}
 	gone := make(map[string]bool)
-	for _, h := range holdersOf(view, s.listing()) {
+	for _, h := range holdersOf(view, s.Listing()) {
 		d, there := p.Snapshot.Lookup(h.Device)
 		if !there {
 			d.Name = h.Device
@@ -252,10 +233,10 @@ func (s *stateCollector) collectDevice(gauge func(of *metrics.Desc, value float6
 		gauge(conditionMetric, 1, append(s.keys(d), string(key), cmp.Or(string(d.Health.Effect), "None"))...)
 	}
 	if memory, has := d.Capacity["memory"]; has {
-		gauge(memoryMetric, memory.Value.AsApproximateFloat64(), s.node, d.Name)
+		gauge(memoryMetric, memory.Value.AsApproximateFloat64(), s.Node, d.Name)
 	}
 	if shares := d.Shares(); shares > 0 {
-		gauge(sharesMetric, float64(shares), s.node, d.Name)
+		gauge(sharesMetric, float64(shares), s.Node, d.Name)
 	}
 }
 
@@ -263,7 +244,7 @@ func (s *stateCollector) collectDevice(gauge func(of *metrics.Desc, value float6
 func (s *stateCollector) keys(d *rules.Offered) []string {
 	address := d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
 	keys := make([]string, 0, len(deviceKeys)+9)
-	return append(keys, s.node, d.Name, d.Attributes.String("uuid"), address, nvidiaBusID(address))
+	return append(keys, s.Node, d.Name, d.Attributes.String("uuid"), address, nvidiaBusID(address))
 }
 
 // nvidiaBusID returns a PCI address in the form of NVIDIA's tools: in upper case, and with eight

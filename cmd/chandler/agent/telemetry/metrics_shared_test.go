@@ -1,4 +1,4 @@
-package agent
+package telemetry
 
 import (
 	"testing"
@@ -36,7 +36,7 @@ func sharedNode(t *testing.T) *scraped {
 func (s *scraped) share(namespace, name, device string, amounts map[resourceapi.QualifiedName]string, pods ...string) {
 	s.t.Helper()
 	c := &ledger.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
-	r := ledger.Result{Request: "gpu", Pool: s.state.node, Device: device, Source: device, Silicon: device, Whole: true, CDI: cdi.Name(c.UID, 0, device, "")}
+	r := ledger.Result{Request: "gpu", Pool: s.state.Node, Device: device, Source: device, Silicon: device, Whole: true, CDI: cdi.Name(c.UID, 0, device, "")}
 	for capacity, amount := range amounts {
 		r.Consumes = ledger.Amounts{capacity: resource.MustParse(amount)}
 	}
@@ -89,4 +89,13 @@ func TestSharedDevicesThatOthersExclude(t *testing.T) {
 			t.Errorf("%s: %+v", name, uses)
 		}
 	}
+}
+
+func selector(t *testing.T, expression string) rules.Selector {
+	t.Helper()
+	compiled, err := rules.Compile(expression)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return compiled
 }

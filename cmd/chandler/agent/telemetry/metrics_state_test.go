@@ -1,4 +1,4 @@
-package agent
+package telemetry
 
 import (
 	"bytes"
@@ -44,8 +44,8 @@ var update = flag.Bool("update", false, "write golden files")
 // scraped is a node whose metrics are requested.
 type scraped struct {
 	t       *testing.T
-	metrics *agentMetrics
-	state   agentState
+	metrics *Metrics
+	state   State
 	placed  *placement.Placed
 	entries []ledger.Entry
 	said    kubeletapi.Listing
@@ -56,7 +56,7 @@ type scraped struct {
 // rules select the other API.
 func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("../../../discovery/families", host))
+	data, err := os.ReadFile(filepath.Join("../../../../discovery/families", host))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,21 +66,21 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	}
 	recorded := &discovery.Host{FS: parsed.FS()}
 	snapshot := wanted.ApplyTo(discovery.Scan(recorded, []*discovery.Family{nvidia.Family, amdgpu.Family}))
-	s := &scraped{t: t, metrics: newAgentMetrics("v1.0.0", true), state: emptyState()}
+	s := &scraped{t: t, metrics: NewMetrics("v1.0.0", true), state: emptyState()}
 	s.placed = &placement.Placed{Snapshot: snapshot, Placement: placement.PlaceDevices(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), placement.Facts{AutoMode: discovery.ModeDRA, Published: &placement.Published{}})}
-	s.state.node = node
-	s.state.links = func(devices []rules.Offered) map[string]discovery.Link {
-		return new(linkReader).read(recorded, devices)
+	s.state.Node = node
+	s.state.Links = func(devices []rules.Offered) map[string]discovery.Link {
+		return new(LinkReader).Read(recorded, devices)
 	}
-	s.state.placed = func() *placement.Placed { return s.placed }
-	s.state.view = func(stock ledger.Stock) *ledger.View { return ledger.ViewOf(stock, s.entries...) }
-	s.state.listing = func() *kubeletapi.Listing { return &s.said }
-	s.state.features = features.All().WithoutFeatures("DRADeviceTaints").AllFeatures
-	s.state.published = func() (int, int, bool) { return 1, len(snapshot.Devices), true }
-	s.state.registered = func() (bool, bool) { return true, true }
-	s.state.prepared = func() int { return len(s.state.view(nil).Claims()) }
-	s.handler = s.metrics.handler(s.state, nil)
-	s.metrics.observeScan(discovery.Scanned{Took: 20 * time.Millisecond})
+	s.state.Placed = func() *placement.Placed { return s.placed }
+	s.state.View = func(stock ledger.Stock) *ledger.View { return ledger.ViewOf(stock, s.entries...) }
+	s.state.Listing = func() *kubeletapi.Listing { return &s.said }
+	s.state.Features = features.All().WithoutFeatures("DRADeviceTaints").AllFeatures
+	s.state.Published = func() (int, int, bool) { return 1, len(snapshot.Devices), true }
+	s.state.Registered = func() (bool, bool) { return true, true }
+	s.state.Prepared = func() int { return len(s.state.View(nil).Claims()) }
+	s.handler = s.metrics.Handler(s.state, nil)
+	s.metrics.ObserveScan(discovery.Scanned{Took: 20 * time.Millisecond})
 	return s
 }
 
@@ -94,7 +94,7 @@ func (s *scraped) claim(namespace, name, pod string, containers []string, device
 		if !found {
 			s.t.Fatalf("there is no device %s", device)
 		}
-		r := ledger.Result{Request: "gpu", Pool: s.state.node, Device: device, Source: device, Silicon: d.Silicon(), Whole: true}
+		r := ledger.Result{Request: "gpu", Pool: s.state.Node, Device: device, Source: device, Silicon: d.Silicon(), Whole: true}
 		r.CDI = cdi.Name(c.UID, i, device, "")
 		c.Results = append(c.Results, r)
 		used.CdiDevices = append(used.CdiDevices, &podresourcesapi.CDIDevice{Name: cdi.ID(r.CDI)})
@@ -158,11 +158,11 @@ func scrapedNodes(t *testing.T) map[string]*scraped {
 	h100.claim("serving", "llm", "llm-7d9f", []string{"server", "cache"}, "pci-0000-52-00-0")
 	h100.claim("serving", "starting", "", nil, "pci-0000-61-00-0")
 	h100.sick("pci-0000-9d-00-0", discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionOverTemperature, Effect: resourceapi.DeviceTaintEffectNoSchedule})
-	h100.metrics.observeCall("prepare", "read", 4*time.Millisecond, nil)
-	h100.metrics.observeCall("prepare", "claim", 2*time.Millisecond, nil)
-	h100.metrics.observeCall("prepare", "call", 7*time.Millisecond, nil)
-	h100.metrics.observeCall("unprepare", "claim", time.Millisecond, nil)
-	h100.metrics.observeCall("prepare", "claim", time.Millisecond, fmt.Errorf("prepare: %w", &ledger.Blocked{Device: "pci-0000-1b-00-0"}))
+	h100.metrics.ObserveCall("prepare", "read", 4*time.Millisecond, nil)
+	h100.metrics.ObserveCall("prepare", "claim", 2*time.Millisecond, nil)
+	h100.metrics.ObserveCall("prepare", "call", 7*time.Millisecond, nil)
+	h100.metrics.ObserveCall("unprepare", "claim", time.Millisecond, nil)
+	h100.metrics.ObserveCall("prepare", "claim", time.Millisecond, fmt.Errorf("prepare: %w", &ledger.Blocked{Device: "pci-0000-1b-00-0"}))
 
 	mig := newScraped(t, "dgx-2", "nvidia/testdata/h100-mig.host", &rules.Rules{})
 	mig.claim("research", "notebook", "notebook-0", []string{"jupyter"}, "pci-0000-1b-00-0-gi-2-ci-0")
@@ -171,9 +171,9 @@ func scrapedNodes(t *testing.T) map[string]*scraped {
 	mi210.grant("physics/lattice-0 solver", "amd.com/gpu", "pci-0000-23-00-0", "pci-0000-24-00-0")
 	mi210.grant("", "amd.com/gpu", "pci-0000-43-00-0")
 	mi210.sick("pci-0000-44-00-0", discovery.Health{Status: discovery.Unknown, Effect: resourceapi.DeviceTaintEffectNoSchedule})
-	mi210.metrics.observeClassic(legacy.OperationAllocate, 3*time.Millisecond, nil)
-	mi210.metrics.observeClassic(legacy.OperationPrefer, time.Millisecond, nil)
-	mi210.metrics.observeClassic(legacy.OperationList, time.Millisecond, nil)
+	mi210.metrics.ObserveDevicePlugin(legacy.OperationAllocate, 3*time.Millisecond, nil)
+	mi210.metrics.ObserveDevicePlugin(legacy.OperationPrefer, time.Millisecond, nil)
+	mi210.metrics.ObserveDevicePlugin(legacy.OperationList, time.Millisecond, nil)
 	mi210.placed.Placement.Moving = map[string]string{"pci-0000-23-00-0": "physics/lattice-0 has it"}
 	return map[string]*scraped{"h100": h100, "mig": mig, "mi210": mi210, "shared": sharedNode(t)}
 }
@@ -213,7 +213,7 @@ var docsRow = regexp.MustCompile("(?m)^\\| `(chandler_[a-z_]+)` \\| (\\w+) \\|")
 
 // The table in the documentation lists exactly the existing metrics, each once and with its type.
 func TestMetricsAreDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/metrics.md")
+	page, err := os.ReadFile("../../../../docs/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	said := make(map[string]string)
 	late := newScraped(t, "late", "nvidia/testdata/h100x8.host", &rules.Rules{})
-	late.metrics.observeScan(discovery.Scanned{Late: []string{"nvidia"}, Hanging: 1})
+	late.metrics.ObserveScan(discovery.Scanned{Late: []string{"nvidia"}, Hanging: 1})
 	late.sick("pci-0000-1b-00-0", discovery.Health{Status: discovery.Unknown})
 	shared := newScraped(t, "shared", "nvidia/testdata/h100x8.host", &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 4}}})
 	for _, text := range []string{late.scrape(), shared.scrape(), scrapeOf(scrapedNodes(t))} {
@@ -257,7 +257,7 @@ func scrapeOf(nodes map[string]*scraped) string {
 
 // Refusals are counted by a fixed set of reasons, whatever the text of the error.
 func TestMetricsOfRefusals(t *testing.T) {
-	m := newAgentMetrics("v1", true)
+	m := NewMetrics("v1", true)
 	scrape := serveMetrics(t, m, emptyState())
 	expectLines(t, scrape(), `chandler_refused_total{api="DRA",reason="allocated"} 0`)
 	for _, err := range []error{
@@ -267,13 +267,13 @@ func TestMetricsOfRefusals(t *testing.T) {
 		errors.New("device x-1 says y"),
 		errors.New("device x-2 says z"),
 	} {
-		m.observeCall("prepare", "claim", time.Millisecond, err)
-		m.observeCall("prepare", "call", time.Millisecond, err)
-		m.observeCall("unprepare", "claim", time.Millisecond, err)
+		m.ObserveCall("prepare", "claim", time.Millisecond, err)
+		m.ObserveCall("prepare", "call", time.Millisecond, err)
+		m.ObserveCall("unprepare", "claim", time.Millisecond, err)
 	}
-	m.observeClassic(legacy.OperationAllocate, time.Millisecond, fmt.Errorf("allocate: %w", legacy.ErrUnavailable))
-	m.observeClassic(legacy.OperationAllocate, time.Millisecond, &ledger.Blocked{Device: "a"})
-	m.observeClassic(legacy.OperationPrefer, time.Millisecond, errors.New("no such ID"))
+	m.ObserveDevicePlugin(legacy.OperationAllocate, time.Millisecond, fmt.Errorf("allocate: %w", legacy.ErrUnavailable))
+	m.ObserveDevicePlugin(legacy.OperationAllocate, time.Millisecond, &ledger.Blocked{Device: "a"})
+	m.ObserveDevicePlugin(legacy.OperationPrefer, time.Millisecond, errors.New("no such ID"))
 	text := scrape()
 	expectLines(t, text,
 		`chandler_refused_total{api="DRA",reason="allocated"} 1`,
@@ -354,9 +354,9 @@ func BenchmarkScrape(b *testing.B) {
 	state := emptyState()
 	now := &placement.Placed{Snapshot: snapshot}
 	view := ledger.ViewOf(nil, entries...)
-	state.placed = func() *placement.Placed { return now }
-	state.view = func(ledger.Stock) *ledger.View { return view }
-	handler := newAgentMetrics("v1", true).handler(state, nil)
+	state.Placed = func() *placement.Placed { return now }
+	state.View = func(ledger.Stock) *ledger.View { return view }
+	handler := NewMetrics("v1", true).Handler(state, nil)
 	b.ReportAllocs()
 	for b.Loop() {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/metrics", nil))

@@ -1,4 +1,4 @@
-package agent
+package telemetry
 
 import (
 	"testing"
@@ -23,8 +23,8 @@ func TestCurrentLinks(t *testing.T) {
 	set("current_link_width", "16")
 	set("current_link_speed", "2.5 GT/s PCIe")
 	set("power/runtime_status", "active")
-	var r linkReader
-	read := func() map[string]discovery.Link { return r.read(k.Host(), []rules.Offered{d, virtual}) }
+	var r LinkReader
+	read := func() map[string]discovery.Link { return r.Read(k.Host(), []rules.Offered{d, virtual}) }
 	if got := read(); len(got) != 1 || got["gpu"] != (discovery.Link{Speed: 2500, Width: 16}) {
 		t.Errorf("idle: %+v", got)
 	}
@@ -54,16 +54,16 @@ func TestReadOfLinksHangs(t *testing.T) {
 		host := &discovery.Host{FS: passthroughtest.HangFile(k.FS(), "current_link_width", hangs)}
 		d := rules.Offered{Device: discovery.Device{Name: "d", Source: passthroughtest.Source("0000:03:00.0"), Attributes: discovery.Attributes{}}}
 		d.Attributes.SetInt("linkWidth", 4)
-		var r linkReader
+		var r LinkReader
 		for _, want := range []time.Duration{linkLimit, 0} {
 			began := time.Now()
-			if got := r.read(host, []rules.Offered{d}); len(got) > 0 || time.Since(began) != want {
+			if got := r.Read(host, []rules.Offered{d}); len(got) > 0 || time.Since(began) != want {
 				t.Errorf("after %s: %+v, want nothing after %s", time.Since(began), got, want)
 			}
 		}
 		close(hangs)
 		synctest.Wait()
-		if got := r.read(host, []rules.Offered{d}); got["d"].Width != 4 {
+		if got := r.Read(host, []rules.Offered{d}); got["d"].Width != 4 {
 			t.Errorf("after the read has ended: %+v", got)
 		}
 	})
