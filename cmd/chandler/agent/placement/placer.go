@@ -163,7 +163,7 @@ func (p *placer) run(ctx context.Context) {
 		listed := &rules.Snapshot{Devices: devices, Gone: snapshot.Gone, Allocation: snapshot.Allocation}
 		listed, soon := p.configuring.listableDevices(ctx, listed, p.stock, placement.Moving)
 		p.DevicePlugin.Publish(listed, placement.Moving)
-		p.Config.Placed.Store(&Placed{snapshot, placement, leaving != "", p.waitingSince})
+		p.Placed.Store(&Placed{snapshot, placement, leaving != "", p.waitingSince})
 		p.Decided()
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {
 			timer.Reset(wait)

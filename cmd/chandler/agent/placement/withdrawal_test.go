@@ -21,9 +21,6 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// withdrawalLimit is longer than a free device takes to leave DRA.
-const withdrawalLimit = 2 * WithdrawalTime
-
 // preparedClaim is the UID of the only prepared claim.
 const preparedClaim types.UID = "prepared"
 
