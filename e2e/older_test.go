@@ -75,8 +75,9 @@ func TestOlderVersionsOfDRA(t *testing.T) {
 		t.Skip("no resource.k8s.io")
 	}
 	offers(t)
+	program := pluginProgram(t) // its build may take longer than a command may
 	top := func(kubeconfig string) string {
-		cmd := exec.CommandContext(within(t), pluginProgram(t), "top", "-o", "json", "--kubeconfig", kubeconfig)
+		cmd := exec.CommandContext(within(t), program, "top", "-o", "json", "--kubeconfig", kubeconfig)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
 		if err != nil {

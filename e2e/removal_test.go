@@ -19,8 +19,9 @@ import (
 // while a pod of the second node has a device. Afterwards it must succeed, and nothing of the
 // agents may remain on either node. At the end of the test the agents come back.
 func testRemoval(t *testing.T, second *cluster.Node) {
+	program := pluginProgram(t) // its build may take longer than a command may
 	uninstall := func() (string, error) {
-		out, err := exec.CommandContext(within(t), pluginProgram(t), "uninstall", "--timeout=1m", "--kubeconfig", node.Kubeconfig()).CombinedOutput()
+		out, err := exec.CommandContext(within(t), program, "uninstall", "--timeout=1m", "--kubeconfig", node.Kubeconfig()).CombinedOutput()
 		return string(out), err
 	}
 	until(t, "no other pod to have a device", func(ctx context.Context) error {
