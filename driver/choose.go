@@ -97,7 +97,7 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 		case !device.Health.IsUsable() || slices.ContainsFunc(c.Results, hasAlready):
 		case b != nil && (blocked == nil || b.Reclaiming || b.Changing):
 			blocked = b
-		case b == nil && (wanted.Admin || h.choices.reserve(device.Name, c.UID)):
+		case b == nil && (wanted.Admin || h.reserveFree(device.Name, c, hold, v)):
 			chosen = append(chosen, *device)
 		}
 		if int64(len(chosen)) == count {
@@ -109,4 +109,11 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 		return nil, discovery.TransientError(err)
 	}
 	return nil, fmt.Errorf("%w: %w", err, blocked)
+}
+
+// reserveFree reserves a device for the call of a claim, and reports whether the device is free. It
+// looks at the ledger once more after that: another call may have allocated the device and ended its
+// reservation since the caller's view.
+func (h *claimHandler) reserveFree(device string, c *ledger.Claim, hold ledger.Hold, v *view) bool {
+	return h.choices.reserve(device, c.UID) && h.ledger.View(v).BlockedBy(discovery.ModeDRA, c.Key(), []ledger.Hold{hold}) == nil
 }

@@ -120,6 +120,7 @@ Block devices:
 -- dev/nvidia-fs1 c 235:1 --
 -- dev/nvidia-fs15 c 235:15 --
 -- run/udev/control --
+-- sys/class/misc/ --
 -- end --
 `)
 	if got, want := offeredBy(t, config, host), "example.com/gdrcopy 100 "; !strings.HasPrefix(got, want) || !strings.Contains(got, "example.com/gds 100 ") {
