@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/fstest"
 	"testing/synctest"
@@ -442,6 +443,41 @@ func TestWatchOfSeveralFamiliesThatAreSlow(t *testing.T) {
 			t.Errorf("read %v; want %v", read, want)
 		}
 	})
+}
+
+// A file that always answers just after the time limit causes a late answer in each scan. The scans do
+// not follow each other without a pause.
+func TestWatchOfAFileThatIsAlwaysLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var took atomic.Int64
+		watch := Watch{
+			Host: &Host{FS: lateFile{machine(), label1, 11 * time.Second}}, Families: machineFamilies(),
+			EventsArrive: func() bool { return true }, Observe: func(s Scanned) { took.Add(int64(s.Took)) },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer time.Sleep(time.Minute) // until all reads have ended
+		defer cancel()
+		go watch.Run(ctx, func(*Snapshot) {})
+		time.Sleep(time.Hour)
+		if share := time.Duration(took.Load()).Hours(); share > 0.5 {
+			t.Errorf("scans take %.2f of the time", share)
+		}
+	})
+}
+
+// lateFile is a host file system with one file whose reads take a while.
+type lateFile struct {
+	*stuck
+	name string
+	took time.Duration
+}
+
+func (l lateFile) Open(name string) (fs.File, error) {
+	f, err := l.stuck.Open(name)
+	if err == nil && name == l.name {
+		time.Sleep(l.took)
+	}
+	return f, err
 }
 
 // A device that is removed while its family hangs is gone.

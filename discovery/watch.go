@@ -80,7 +80,7 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	var complete, compared time.Time // when the next full scan without a cause is due, and the last time of a comparison without events
 	followsEvents := func() bool { return w.hearsEvents() && s.hasLists() && time.Now().Before(complete) }
 	concerns := func(c Changes) bool { return !followsEvents() || s.concernsFamilies(c) }
-	changes := Changes{Everything: true}
+	changes, rest := Changes{Everything: true}, time.Duration(0) // rest is the pause before the next scan for late answers
 	for ctx.Err() == nil {
 		began := time.Now()
 		var snapshot *Snapshot
@@ -112,7 +112,13 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		if rested := time.Now().Add(time.Since(began)); rested.After(next) {
 			next = rested
 		}
-		changes = w.wait(ctx, s.again, next, &pace, concerns)
+		switch {
+		case changes.late:
+			rest = min(max(2*rest, time.Since(began)), w.Interval)
+		case len(s.again) == 0:
+			rest = 0
+		}
+		changes = w.wait(ctx, s.again, rest, next, &pace, concerns)
 	}
 }
 
@@ -152,17 +158,25 @@ func (w Watch) ScanOnce(ctx context.Context) (*Snapshot, error) {
 }
 
 // wait returns when the next scan is due, with the possible changes. At the interval, the changes
-// are empty. wait ignores changes that concern no family.
-func (w Watch) wait(ctx context.Context, again <-chan struct{}, next time.Time, pace *pace, concerns func(Changes) bool) Changes {
+// are empty. wait ignores changes that concern no family, and late answers before the end of rest.
+func (w Watch) wait(ctx context.Context, again <-chan struct{}, rest time.Duration, next time.Time, pace *pace, concerns func(Changes) bool) Changes {
 	interval := time.NewTimer(time.Until(next))
 	defer interval.Stop()
+	rested := time.NewTimer(rest)
+	defer rested.Stop()
+	var answers <-chan struct{} // nil until the rest is over
+	if rest == 0 {
+		answers = again
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return Changes{}
 		case <-interval.C:
 			return Changes{}
-		case <-again:
+		case <-rested.C:
+			answers = again
+		case <-answers:
 			return Changes{late: true}
 		case changes := <-w.Events:
 			if concerns(changes) {
