@@ -144,6 +144,8 @@ func (v *validator) warnAttribute(at place, domain, local string, published bool
 		v.addFindings(at, severityWarning, fmt.Errorf("only ResourceSlices have the attribute %s, so that a configuration cannot select devices by it", name))
 	case slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)) && published:
 		v.notef(at, "%s", PublicationNote(name))
+	case name == "type" && published:
+		v.notef(at, "only an autoscaler's placeholders for devices of nodes that do not exist yet have the attribute type")
 	case slices.Contains(attributeNames(), name) || domain != discovery.Domain && nearest == "":
 	default:
 		v.warnUnknown(at, "attribute "+name, nearest)
