@@ -67,6 +67,17 @@ func (w *World) offersDRA() bool { return w.minor >= 34 && w.mode != discovery.M
 // pluginOnly reports whether only the device plugin API may offer devices.
 func (w *World) pluginOnly() bool { return w.minor < 34 || w.mode == discovery.ModeDevicePlugin }
 
+// withoutAccelerators reports whether the device plugin API offers all devices, because the machine has only
+// nodes for virtual machines and the mode is Auto.
+func (w *World) withoutAccelerators() bool {
+	for _, d := range w.wantedForm() {
+		if d.ModeReason == "" {
+			return false
+		}
+	}
+	return len(w.wantedForm()) > 0
+}
+
 // changeConfig changes the configuration while agents run.
 func (w *World) changeConfig() bool {
 	w.clean()
@@ -136,6 +147,12 @@ func (w *World) checkPublished() string {
 	if w.pluginOnly() {
 		return w.checkListed()
 	}
+	if w.withoutAccelerators() {
+		if why := w.checkUnpublished(); why != "" {
+			return why
+		}
+		return w.checkListed()
+	}
 	var newest, want, there int64
 	usable, shared := make(map[string]bool), make(map[string]bool)
 	for _, s := range w.server.Slices() {
@@ -180,6 +197,20 @@ func (w *World) checkPublished() string {
 			return "device " + name + " is published in shares, which nobody can have any more"
 		case !well:
 			return "device " + name + " is tainted"
+		}
+	}
+	return ""
+}
+
+// checkUnpublished describes a device in the slices of a node whose devices the device plugin API offers,
+// while no pod has any.
+func (w *World) checkUnpublished() string {
+	if w.open() > 0 {
+		return ""
+	}
+	for _, s := range w.server.Slices() {
+		for i := range s.Spec.Devices {
+			return "device " + s.Spec.Devices[i].Name + " is published, and the node has no accelerators"
 		}
 	}
 	return ""
