@@ -367,6 +367,9 @@ passthrough:
 	if n := strings.Count(errOut, "exclude[1].cel"); err != nil || n != 1 || !strings.Contains(errOut, "pci-0000-52-00-0, pci-0000-61-00-0: config: exclude[1].cel: evaluate ") {
 		t.Errorf("discover: %d lines, %v:\n%s", n, err, errOut)
 	}
+	if want := "problem: pci-0000-43-00-0, pci-0000-52-00-0, pci-0000-61-00-0: passthrough[0].cel: evaluate "; strings.Count(errOut, "passthrough[0].cel") != 1 || !strings.Contains(errOut, want) {
+		t.Errorf("discover prints no line %q:\n%s", want, errOut)
+	}
 }
 
 // With --quiet, a healthy recording has no list of skipped checks.
