@@ -335,17 +335,13 @@ func (a *agent) runDRA(ctx context.Context) error {
 		if !a.withoutDRA.Load() {
 			return a.driver.Run(ctx)
 		}
-		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", servedInterval)
-		waitFor(ctx, nil, servedInterval)
+		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", placement.ServedInterval)
+		waitFor(ctx, nil, placement.ServedInterval)
 		if ctx.Err() != nil {
 			return nil
 		}
 	}
 }
-
-// servedInterval is how often the agent checks again whether an API server serves resource.k8s.io,
-// after the group was missing.
-const servedInterval = time.Minute
 
 // modeInterval is the time between checks whether the agent still only reports devices.
 const modeInterval = time.Second

@@ -15,9 +15,9 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// askInterval is how often the agent checks again whether an API server serves resource.k8s.io,
+// ServedInterval is how often the agent checks again whether an API server serves resource.k8s.io,
 // after the group was missing.
-const askInterval = time.Minute
+const ServedInterval = time.Minute
 
 // autoMode chooses the API for devices in mode Auto. It chooses DRA if the API server serves
 // resource.k8s.io and the kubelet has registered the driver, and the device plugin API if the group
@@ -80,6 +80,6 @@ func (a *autoMode) determineMode(ctx context.Context) discovery.Mode {
 	if !served {
 		a.answer = discovery.ModeDevicePlugin
 	} // otherwise the kubelet has yet to register the driver
-	a.nextCheck, a.pause = time.Now().Add(askInterval), publish.NewPause()
+	a.nextCheck, a.pause = time.Now().Add(ServedInterval), publish.NewPause()
 	return a.answer
 }
