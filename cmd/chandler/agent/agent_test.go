@@ -35,6 +35,7 @@ import (
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/inventory"
@@ -302,7 +303,7 @@ func TestAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		dra, classic := discovery.ModeDRA, discovery.ModeDevicePlugin
-		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
+		tun := rules.Resource{Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
 		wanted := &rules.Rules{Mode: dra, Resources: []rules.Resource{tun}}
 		stop := n.run(n.config(wanted))
 		n.offers("kvm", "devices.kubevirt.io/tun")
@@ -366,7 +367,7 @@ func TestAgentReportsOnly(t *testing.T) {
 		}
 		reports(2)
 
-		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: new(discovery.ModeDevicePlugin)}
+		tun := rules.Resource{Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: new(discovery.ModeDevicePlugin)}
 		n.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}}}}
 		n.offers("kvm", "devices.kubevirt.io/tun")
 		time.Sleep(2 * firstClasses) // until the classes have been listed
@@ -419,12 +420,3 @@ func TestAgentOpensItsLedgerAgain(t *testing.T) {
 
 // withdrawalLimit is longer than a free device takes to leave DRA.
 const withdrawalLimit = 2 * placement.WithdrawalTime
-
-func selector(t *testing.T, expression string) rules.Selector {
-	t.Helper()
-	compiled, err := rules.Compile(expression)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return compiled
-}

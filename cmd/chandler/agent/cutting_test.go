@@ -25,6 +25,7 @@ import (
 	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/hostservice/wire"
 )
@@ -420,7 +421,7 @@ func TestAgentCutsNothingOfASickGPU(t *testing.T) {
 // byProfile returns an entry of resources for all placements of a profile.
 func byProfile(t *testing.T, profile, name string) rules.Resource {
 	t.Helper()
-	return rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?profile.orValue("") == "`+profile+`"`), Name: name}
+	return rules.Resource{Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].?profile.orValue("") == "`+profile+`"`), Name: name}
 }
 
 // classic returns settings with entries of resources for the device plugin API.

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -95,7 +96,7 @@ func TestSiblingForResource(t *testing.T) {
 		r.gives(r.claim("pod", ""), diskNode)
 		stop()
 		wanted := classicVFIO(t)
-		wanted.Resources[0].Selector = selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+siblingFunction+`"`)
+		wanted.Resources[0].Selector = rulestest.CompileSelector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+siblingFunction+`"`)
 		stop = r.run(r.config(wanted))
 		time.Sleep(placement.WorkInterval + 2*time.Minute)
 		synctest.Wait()
@@ -192,7 +193,7 @@ func TestClaimKeepsItsDiskWhenEntriesSplitTheGroup(t *testing.T) {
 					r.addSibling()
 				}
 				wanted := classicVFIO(t)
-				wanted.Resources[0].Selector = selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+siblingFunction+`"`)
+				wanted.Resources[0].Selector = rulestest.CompileSelector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+siblingFunction+`"`)
 				config := r.config(&rules.Rules{Mode: discovery.ModeDRA})
 				if plugged {
 					config = r.config(wanted)

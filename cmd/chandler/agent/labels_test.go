@@ -18,6 +18,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
 )
@@ -116,7 +117,7 @@ func TestLabels(t *testing.T) {
 		l.expect(t, "chandler.dev/hypervisor.count=2\nchandler.dev/hypervisor.total=2\n", 2, 0)
 
 		exclude := func(expression string) Change {
-			return Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA, Exclude: []rules.Selector{selector(t, expression)}}}}
+			return Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA, Exclude: []rules.Selector{rulestest.CompileSelector(t, expression)}}}}
 		}
 		n.changes <- exclude(`device.attributes["chandler.dev"].model == "tun"`)
 		l.expect(t, "chandler.dev/hypervisor.count=1\nchandler.dev/hypervisor.model=kvm\nchandler.dev/hypervisor.total=1\n", 3, 0)

@@ -20,6 +20,7 @@ import (
 	"chandler.dev/discovery/families/sriovnet"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -466,7 +467,7 @@ func TestAgentMakesForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		classic := discovery.ModeDevicePlugin
-		entry := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].function == "virtual"`), Name: "example.com/vf", Mode: &classic}
+		entry := rules.Resource{Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].function == "virtual"`), Name: "example.com/vf", Mode: &classic}
 		stop := m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{entry}}))
 		m.has(4, time.Minute)
 		m.mu.Lock()

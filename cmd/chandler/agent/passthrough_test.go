@@ -22,6 +22,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
@@ -388,7 +389,7 @@ func TestAgentRebindsAfterAReboot(t *testing.T) {
 // classicVFIO returns rules that offer the disk under vfio by the device plugin API.
 func classicVFIO(t *testing.T) *rules.Rules {
 	classic := discovery.ModeDevicePlugin
-	entry := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?vfioDriver.hasValue()`), Name: "example.com/disk", Mode: &classic, Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}}
+	entry := rules.Resource{Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].?vfioDriver.hasValue()`), Name: "example.com/disk", Mode: &classic, Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}}
 	return &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{entry}}
 }
 
@@ -439,7 +440,7 @@ func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		with := classicVFIO(t)
-		with.Resources[0].Selector = selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+diskFunction+`"`)
+		with.Resources[0].Selector = rulestest.CompileSelector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+diskFunction+`"`)
 		stop := r.run(r.config(with))
 		r.offers("", "example.com/disk")
 		r.bound("vfio-pci", time.Minute)

@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/passthrough/passthroughtest"
@@ -60,7 +61,7 @@ func TestAgentRebindsAFunctionThatReturnsAlone(t *testing.T) {
 		r.Add(otherFunction, "nvme", "3")
 		wanted := classicVFIO(t)
 		wanted.Mode = discovery.ModeDevicePlugin
-		wanted.Resources[0].Selector = selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+diskFunction+`"`)
+		wanted.Resources[0].Selector = rulestest.CompileSelector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+diskFunction+`"`)
 		stop := r.run(r.config(wanted))
 		r.bound("vfio-pci", 2*time.Minute)
 		if driver := r.Driver(otherFunction); driver != "vfio-pci" {

@@ -19,6 +19,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/passthrough/passthroughtest"
 	"chandler.dev/internal/reclaim"
@@ -47,7 +48,7 @@ func (h *handing) config(wanted *rules.Rules) Config {
 func (h *handing) startClassic() (stop func()) {
 	h.t.Helper()
 	classic := discovery.ModeDevicePlugin
-	entry := rules.Resource{Selector: selector(h.t, "true"), Name: "example.com/disk", Mode: &classic}
+	entry := rules.Resource{Selector: rulestest.CompileSelector(h.t, "true"), Name: "example.com/disk", Mode: &classic}
 	h.pod("classic", "old")
 	stop = h.run(h.config(&rules.Rules{Resources: []rules.Resource{entry}}))
 	h.offers("", "example.com/disk")

@@ -18,6 +18,7 @@ import (
 	"chandler.dev/cdi/hook"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/passthrough/passthroughtest"
 	"chandler.dev/internal/removal"
 )
@@ -73,7 +74,7 @@ func TestRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		classic := discovery.ModeDevicePlugin
-		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
+		tun := rules.Resource{Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
 		config := n.config(&rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}})
 		config.FeatureDir = t.TempDir()
 		program := filepath.Join(t.TempDir(), "chandler")

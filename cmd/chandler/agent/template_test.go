@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/driver/features"
 )
 
@@ -51,7 +52,7 @@ func TestTemplateIsWhatTheAgentPublishes(t *testing.T) {
 
 func sharedAndExcluded(t *testing.T) *rules.Rules {
 	return &rules.Rules{
-		Sharing: []rules.Share{{Selector: selector(t, `device.attributes["chandler.dev"].vendor == "nvidia"`), Replicas: 2}},
-		Exclude: []rules.Selector{selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "0000:43:00.0"`)},
+		Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].vendor == "nvidia"`), Replicas: 2}},
+		Exclude: []rules.Selector{rulestest.CompileSelector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "0000:43:00.0"`)},
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/podevents"
 )
 
@@ -51,7 +52,7 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		classic := discovery.ModeDevicePlugin
-		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
+		tun := rules.Resource{Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
 		wanted := &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}}
 		stop := n.run(n.config(wanted))
 		n.offers("kvm", "devices.kubevirt.io/tun")

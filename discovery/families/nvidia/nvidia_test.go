@@ -11,6 +11,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, nvidia.Family) }
@@ -28,15 +29,6 @@ func offered(t *testing.T, host string, wanted rules.Rules) map[string][]string 
 	return ids
 }
 
-func selector(t *testing.T, expression string) rules.Selector {
-	t.Helper()
-	s, err := rules.Compile(expression)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 // Each profile has a name of its own. An instance is offered as a GPU only if the administrator
 // configures it.
 func TestMIGStrategies(t *testing.T) {
@@ -45,7 +37,7 @@ func TestMIGStrategies(t *testing.T) {
 		t.Errorf("mixed: %v", mixed)
 	}
 	single := offered(t, "a100-single.host", rules.Rules{Resources: []rules.Resource{{
-		Selector: selector(t, `device.attributes["chandler.dev"].?profile.orValue("") == "2g.10gb"`), Name: "nvidia.com/gpu",
+		Selector: rulestest.CompileSelector(t, `device.attributes["chandler.dev"].?profile.orValue("") == "2g.10gb"`), Name: "nvidia.com/gpu",
 	}}})
 	if diff := cmp.Diff(map[string][]string{"nvidia.com/gpu": mixed["nvidia.com/mig-2g.10gb"]}, single); diff != "" {
 		t.Errorf("single (-mixed +single):\n%s", diff)
@@ -54,7 +46,7 @@ func TestMIGStrategies(t *testing.T) {
 
 // Shares have the same IDs as in the replaced plugin.
 func TestShares(t *testing.T) {
-	shared := rules.Rules{Sharing: []rules.Share{{Selector: selector(t, "true"), Replicas: 2}}}
+	shared := rules.Rules{Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, "true"), Replicas: 2}}}
 	got := offered(t, "gke.host", shared)["nvidia.com/gpu"]
 	want := []string{"nvidia0/vgpu0", "nvidia0/vgpu1", "nvidia1/gi1/vgpu0", "nvidia1/gi1/vgpu1", "nvidia1/gi2/vgpu0", "nvidia1/gi2/vgpu1"}
 	if diff := cmp.Diff(want, got); diff != "" {

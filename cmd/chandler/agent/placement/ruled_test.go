@@ -10,16 +10,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 )
-
-func selector(t *testing.T, expression string) rules.Selector {
-	t.Helper()
-	compiled, err := rules.Compile(expression)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return compiled
-}
 
 // described summarizes the devices and how they are shared.
 func described(s *rules.Snapshot) string {
@@ -43,9 +35,9 @@ func TestRuled(t *testing.T) {
 	gpu := discovery.Device{Name: "gpu", Capacity: discovery.Capacity{"memory": resourceapi.DeviceCapacity{Value: resource.MustParse("8Gi")}}}
 	gpu.PluginOffers = []discovery.Offer{{Resource: "example.com/gpu", IDs: []string{"gpu"}}}
 	raw := &discovery.Snapshot{Devices: []discovery.Device{gpu, {Name: "nic"}, {Name: "tpu"}}}
-	all := selector(t, `true`)
+	all := rulestest.CompileSelector(t, `true`)
 	plain := &rules.Rules{}
-	units := &rules.Rules{Mode: discovery.ModeDRA, Sharing: []rules.Share{{Selector: selector(t, `"memory" in device.capacity["chandler.dev"]`), Capacity: "memory", Unit: resource.MustParse("1Gi")}}}
+	units := &rules.Rules{Mode: discovery.ModeDRA, Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, `"memory" in device.capacity["chandler.dev"]`), Capacity: "memory", Unit: resource.MustParse("1Gi")}}}
 	replicas := &rules.Rules{Sharing: []rules.Share{{Selector: all, Replicas: 4}}}
 	nothing := &rules.Rules{Exclude: []rules.Selector{all}}
 
@@ -87,7 +79,7 @@ func TestRuled(t *testing.T) {
 // A different number of shares is a different form.
 func TestRuledOfAnotherNumber(t *testing.T) {
 	by := func(n int) *rules.Rules {
-		return &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: n}}}
+		return &rules.Rules{Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, `true`), Replicas: n}}}
 	}
 	r := newRuled(by(4), nil)
 	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
@@ -107,7 +99,7 @@ func TestRuledAfterNothingWasKnown(t *testing.T) {
 	r := newRuled(&rules.Rules{Unknown: "the configuration is invalid"}, nil)
 	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
 	r.keepExcluded(nil)
-	r.changeRules(&rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 3}}})
+	r.changeRules(&rules.Rules{Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, `true`), Replicas: 3}}})
 	if got := described(r.snapshot); got != "gpu by shares of 3" || len(r.changingSilicon()) > 0 || r.earlierApplied {
 		t.Errorf("%s, changing %v, claims sought %t; want gpu by shares of 3 at once, and claims on excluded devices sought again", got, r.changingSilicon(), r.earlierApplied)
 	}
@@ -117,7 +109,7 @@ func TestRuledAfterNothingWasKnown(t *testing.T) {
 // be allocated devices in these forms and not be prepared yet.
 func TestRuledAfterAnotherAgent(t *testing.T) {
 	by := func(n int) *rules.Rules {
-		return &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: n}}}
+		return &rules.Rules{Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, `true`), Replicas: n}}}
 	}
 	for name, test := range map[string]struct {
 		form     rules.ShareForm
@@ -152,7 +144,7 @@ func TestRuledAfterAnotherAgent(t *testing.T) {
 // Devices that the rules exclude stay in the form of the previous agent until they are released.
 // Devices that the previous agent did not offer are excluded at once.
 func TestRuledExcludesWhatAnotherAgentOffered(t *testing.T) {
-	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}}, map[string]rules.ShareForm{"gpu": {Capacity: discovery.Shares, Unit: "1", Shares: 4}})
+	r := newRuled(&rules.Rules{Exclude: []rules.Selector{rulestest.CompileSelector(t, `true`)}}, map[string]rules.ShareForm{"gpu": {Capacity: discovery.Shares, Unit: "1", Shares: 4}})
 	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
 	r.keepExcluded(viewOf(owners{"gpu": "claim"}, nil))
 	if got := described(r.snapshot); got != "gpu by shares of 4" || !r.changingSilicon()["gpu"] {
@@ -172,7 +164,7 @@ func TestRuledWhileNothingIsKnown(t *testing.T) {
 	if got := described(r.snapshot); got != "gpu by shares of 3, nic" || !r.changingSilicon()["gpu"] {
 		t.Errorf("%s, changing %v", got, r.changingSilicon())
 	}
-	r.changeRules(&rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 3}}})
+	r.changeRules(&rules.Rules{Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, `true`), Replicas: 3}}})
 	if got := described(r.snapshot); got != "gpu by shares of 3, nic by shares of 3" || len(r.changingSilicon()) > 0 {
 		t.Errorf("then %s, changing %v", got, r.changingSilicon())
 	}
@@ -190,7 +182,7 @@ func TestRuledBeforeTheFirstScan(t *testing.T) {
 
 // An excluded device that was allocated to a claim before a restart is not treated as gone.
 func TestRuledKeepsWhatClaimsHave(t *testing.T) {
-	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}}, nil)
+	r := newRuled(&rules.Rules{Exclude: []rules.Selector{rulestest.CompileSelector(t, `true`)}}, nil)
 	r.applyScan(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
 	view := viewOf(owners{"gpu": "claim"}, nil)
 	r.keepExcluded(view)
@@ -221,7 +213,7 @@ func TestRuledWhileSiliconGrows(t *testing.T) {
 	}
 	raw := &discovery.Snapshot{Devices: []discovery.Device{two("a"), two("b")}}
 	wants := func(selected string, mode discovery.Mode) *rules.Rules {
-		return &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{{Selector: selector(t, selected), Name: "example.com/vm", Mode: &mode, Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}}}}
+		return &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{{Selector: rulestest.CompileSelector(t, selected), Name: "example.com/vm", Mode: &mode, Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}}}}
 	}
 	view := viewOf(owners{"a": "claim"}, nil)
 	for name, test := range map[string]struct {

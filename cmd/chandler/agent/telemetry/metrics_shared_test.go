@@ -11,6 +11,7 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/ledger"
 )
 
@@ -20,8 +21,8 @@ import (
 func sharedNode(t *testing.T) *scraped {
 	t.Helper()
 	s := newScraped(t, "mi-2", "amdgpu/testdata/mi210x8.host", &rules.Rules{Sharing: []rules.Share{
-		{Selector: selector(t, `device.attributes["resource.kubernetes.io"].pciBusID in ["0000:23:00.0", "0000:24:00.0"]`), Replicas: 8},
-		{Selector: selector(t, `true`), Capacity: "memory", Unit: resource.MustParse("2Gi"), Resource: "aliyun.com/gpu-mem"},
+		{Selector: rulestest.CompileSelector(t, `device.attributes["resource.kubernetes.io"].pciBusID in ["0000:23:00.0", "0000:24:00.0"]`), Replicas: 8},
+		{Selector: rulestest.CompileSelector(t, `true`), Capacity: "memory", Unit: resource.MustParse("2Gi"), Resource: "aliyun.com/gpu-mem"},
 	}})
 	s.share("serving", "small", "pci-0000-23-00-0", map[resourceapi.QualifiedName]string{discovery.Shares: "2"}, "small-0")
 	s.share("serving", "llm", "pci-0000-43-00-0", map[resourceapi.QualifiedName]string{"memory": "10Gi"}, "llm-0", "llm-1")
@@ -89,13 +90,4 @@ func TestSharedDevicesThatOthersExclude(t *testing.T) {
 			t.Errorf("%s: %+v", name, uses)
 		}
 	}
-}
-
-func selector(t *testing.T, expression string) rules.Selector {
-	t.Helper()
-	compiled, err := rules.Compile(expression)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return compiled
 }

@@ -31,6 +31,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/driver"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/inventory"
@@ -228,7 +229,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	late := newScraped(t, "late", "nvidia/testdata/h100x8.host", &rules.Rules{})
 	late.metrics.ObserveScan(discovery.Scanned{Late: []string{"nvidia"}, Hanging: 1})
 	late.sick("pci-0000-1b-00-0", discovery.Health{Status: discovery.Unknown})
-	shared := newScraped(t, "shared", "nvidia/testdata/h100x8.host", &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 4}}})
+	shared := newScraped(t, "shared", "nvidia/testdata/h100x8.host", &rules.Rules{Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, `true`), Replicas: 4}}})
 	for _, text := range []string{late.scrape(), shared.scrape(), scrapeOf(scrapedNodes(t))} {
 		for line := range strings.SplitSeq(text, "\n") {
 			if words := strings.Fields(line); len(words) == 4 && words[1] == "TYPE" && strings.HasPrefix(words[2], "chandler_") {
