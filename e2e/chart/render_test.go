@@ -465,3 +465,20 @@ func TestRenamedValues(t *testing.T) {
 		}
 	}
 }
+
+// TestRemovedHostService expects the chart to refuse the previous switch of the host service, and to
+// name the values that run it.
+func TestRemovedHostService(t *testing.T) {
+	out, err := render(t, "", "--set=hostService.enabled=true")
+	if err == nil {
+		t.Fatal("rendered")
+	}
+	for _, feature := range []string{"nvml", "passthrough", "onDemand", "reclaim", "fpgaProgramming"} {
+		if !strings.Contains(out, "the value hostService was removed:") || !strings.Contains(out, feature+".enabled") {
+			t.Errorf("%s is missing: %s", feature, out)
+		}
+		if doc, err := render(t, "", "--set="+feature+".enabled=true"); err != nil || !strings.Contains(doc, "--host-service=") {
+			t.Errorf("%s.enabled runs no host service: %v", feature, err)
+		}
+	}
+}
