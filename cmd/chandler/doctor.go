@@ -20,7 +20,9 @@ import (
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
 	"chandler.dev/internal/doctor/gather"
+	"chandler.dev/internal/doctor/report"
 	"chandler.dev/internal/terminal"
 )
 
@@ -129,13 +131,13 @@ func couldNot(err error) error {
 func (o *doctorOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	err := o.runDoctor(ctx, out, errOut, args)
 	if o.output == "npd" && err != nil && command.ExitCode(err) == 2 {
-		fmt.Fprintln(out, doctor.Cut(err.Error(), doctor.LineLimit))
+		fmt.Fprintln(out, report.Cut(err.Error(), report.LineLimit))
 	}
 	return err
 }
 
 func (o *doctorOptions) runDoctor(ctx context.Context, out, errOut io.Writer, args []string) error {
-	only, err := doctor.ParseCategories(o.only)
+	only, err := codes.ParseCategories(o.only)
 	if err != nil {
 		return couldNot(err)
 	}
@@ -148,7 +150,7 @@ func (o *doctorOptions) runDoctor(ctx context.Context, out, errOut io.Writer, ar
 	if o.node.Name, err = hostOf(args, o.hostRoot).nodeName(o.node.Name); err != nil {
 		return couldNot(err)
 	}
-	var report *doctor.Report
+	var report *report.Report
 	gather.WaitFor(ctx, o.wait, func() bool {
 		if report, err = o.examineNode(ctx, errOut, args, only); err != nil {
 			return true
@@ -167,7 +169,7 @@ func (o *doctorOptions) runDoctor(ctx context.Context, out, errOut io.Writer, ar
 	return nil
 }
 
-func (o *doctorOptions) print(out io.Writer, report *doctor.Report) error {
+func (o *doctorOptions) print(out io.Writer, report *report.Report) error {
 	if o.output == "npd" {
 		_, err := fmt.Fprintln(out, report.Line(o.strict))
 		return err
@@ -189,7 +191,7 @@ func (o *doctorOptions) print(out io.Writer, report *doctor.Report) error {
 }
 
 // examineNode gathers the facts and judges them.
-func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args []string, only []doctor.Category) (*doctor.Report, error) {
+func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args []string, only []codes.Category) (*report.Report, error) {
 	gathering := gather.Options{
 		Node: o.node.Name, Version: buildVersion(), Root: o.nodeRoot, Self: "/proc", Proc: filepath.Join(o.hostRoot, "proc"),
 		KubeletRoot: o.kubeletRoot, PluginDir: o.devicePluginDir, CDIDir: o.cdiRoot,
@@ -203,7 +205,7 @@ func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args 
 		if err != nil {
 			return nil, err
 		}
-		gathering.HostFS, gathering.Source = recorded.FS(), doctor.Recording
+		gathering.HostFS, gathering.Source = recorded.FS(), report.Recording
 		gathering.Node = filepath.Base(args[0])
 	} else {
 		var err error
@@ -212,7 +214,7 @@ func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args 
 		}
 		gathering.HasProc = hostfs.HasProc(gathering.HostFS)
 		if !gathering.Simulated && !gathering.HasProc && !hostfs.HasSys(gathering.HostFS) {
-			gathering.Source, gathering.HostRoot = doctor.Copy, o.hostRoot
+			gathering.Source, gathering.HostRoot = report.Copy, o.hostRoot
 		}
 	}
 	facts := gather.All(ctx, gathering)

@@ -21,6 +21,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
 )
 
 // hostPrograms lists the programs in the documentation of doctor's codes that examine or change a
@@ -408,7 +409,7 @@ func TestExplain(t *testing.T) {
 		t.Errorf("%s, %v", out, err)
 	}
 	out, err = run()
-	for _, c := range doctor.Codes() {
+	for _, c := range codes.Codes() {
 		if err != nil || !strings.Contains(out, c.ID) {
 			t.Errorf("the list lacks %s: %v", c.ID, err)
 		}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
 	"chandler.dev/internal/terminal"
 )
 
@@ -26,7 +26,7 @@ lists all codes.`,
 		Example: "  " + program + " explain CH0104\n  " + program + " explain",
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			var ids []string
-			for _, c := range doctor.Codes() {
+			for _, c := range codes.Codes() {
 				ids = append(ids, c.ID+"\t"+c.Says)
 			}
 			return ids, cobra.ShellCompDirectiveNoFileComp
@@ -39,16 +39,16 @@ lists all codes.`,
 	return cmd
 }
 
-func explainCodes(program string, out io.Writer, style terminal.Style, codes []string) error {
-	if len(codes) == 0 {
-		return doctor.ListCodes(out, style)
+func explainCodes(program string, out io.Writer, style terminal.Style, ids []string) error {
+	if len(ids) == 0 {
+		return codes.ListCodes(out, style)
 	}
-	var found []doctor.Code
+	var found []codes.Code
 	var unknown []string
-	for _, id := range codes {
-		code, known := doctor.Lookup(id)
+	for _, id := range ids {
+		code, known := codes.Lookup(id)
 		if !known {
-			code, known = doctor.Lookup("CH" + id)
+			code, known = codes.Lookup("CH" + id)
 		}
 		if !known {
 			unknown = append(unknown, strconv.Quote(id))

@@ -8,19 +8,22 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 var agentChecks = []check{
-	{Agent, []string{"CH0701", "CH0706"}, checkAgentRuns},
-	{Agent, []string{"CH0708"}, checkInstallations},
-	{Agent, []string{"CH0703"}, checkConfig},
-	{Agent, []string{"CH0702", "CH0704", "CH0707"}, checkRecords},
-	{Agent, []string{"CH0705"}, checkAgentVersion},
-	{Agent, []string{"CH0709"}, checkSight},
-	{Agent, []string{"CH0710"}, checkOutdated},
+	{codes.Agent, []string{"CH0701", "CH0706"}, checkAgentRuns},
+	{codes.Agent, []string{"CH0708"}, checkInstallations},
+	{codes.Agent, []string{"CH0703"}, checkConfig},
+	{codes.Agent, []string{"CH0702", "CH0704", "CH0707"}, checkRecords},
+	{codes.Agent, []string{"CH0705"}, checkAgentVersion},
+	{codes.Agent, []string{"CH0709"}, checkSight},
+	{codes.Agent, []string{"CH0710"}, checkOutdated},
 }
 
-func checkAgentRuns(f *Facts, say *findingList) {
+func checkAgentRuns(f *Facts, say *report.List) {
 	defer f.reportOtherAgents(say)
 	pod, asked := f.Agent.Pod.get()
 	running, looked := f.Agent.Running.get()
@@ -34,30 +37,30 @@ func checkAgentRuns(f *Facts, say *findingList) {
 	}
 	switch {
 	case !answered && f.Agent.Local:
-		say.addFault("CH0701", name+" does not respond", asSentence(f.Agent.Ready.unknownReason())+" The kubelet restarts the agent if this continues.", logs)
+		say.AddFault("CH0701", name+" does not respond", asSentence(f.Agent.Ready.unknownReason())+" The kubelet restarts the agent if this continues.", logs)
 	case answered && ready != "" && !notReadyForConfig(ready):
-		say.addFault("CH0701", name+" is not ready", asSentence(ready), logs)
+		say.AddFault("CH0701", name+" is not ready", asSentence(ready), logs)
 	case lives && live != "":
-		say.addFault("CH0701", name+" does not respond to the kubelet", asSentence(live)+" The kubelet restarts the agent.", logs)
+		say.AddFault("CH0701", name+" does not respond to the kubelet", asSentence(live)+" The kubelet restarts the agent.", logs)
 	case answered && ready == "":
 		since := ""
 		if pod != nil && pod.Status.StartTime != nil {
 			since = lastingText(pod.Status.StartTime.Time, f.Time)
 		}
-		say.addOK("%s is ready%s", name, since)
+		say.AddOK("%s is ready%s", name, since)
 	case asked && pod == nil && (!looked || !running):
-		say.addFault("CH0701", "no agent runs on this node", "The API server has no agent pod for this node. A taint, a node selector or pod security may prevent it.",
+		say.AddFault("CH0701", "no agent runs on this node", "The API server has no agent pod for this node. A taint, a node selector or pod security may prevent it.",
 			"kubectl -n chandler describe daemonset chandler", "kubectl -n chandler get events --sort-by=.lastTimestamp | tail -n 20")
 	case pod != nil && !podReady(pod):
-		say.addFault("CH0701", name+" is not ready", asSentence(podReason(pod)), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name), logs)
+		say.AddFault("CH0701", name+" is not ready", asSentence(podReason(pod)), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name), logs)
 	case pod != nil:
-		say.addOK("%s is ready%s", name, lastingText(pod.CreationTimestamp.Time, f.Time))
+		say.AddOK("%s is ready%s", name, lastingText(pod.CreationTimestamp.Time, f.Time))
 	case looked && !running:
-		say.addFault("CH0701", "no agent runs on this node", "No process of the agent exists.", "kubectl -n chandler get pods -o wide", "kubectl -n chandler describe daemonset chandler")
+		say.AddFault("CH0701", "no agent runs on this node", "No process of the agent exists.", "kubectl -n chandler get pods -o wide", "kubectl -n chandler describe daemonset chandler")
 	case looked:
-		say.addOK("the agent runs")
+		say.AddOK("the agent runs")
 	default:
-		say.not("whether the agent runs: %s", f.Agent.Running.unknownReason())
+		say.AddSkipped("whether the agent runs: %s", f.Agent.Running.unknownReason())
 	}
 }
 
@@ -66,7 +69,7 @@ func checkAgentRuns(f *Facts, say *findingList) {
 const takeover = time.Minute
 
 // reportOtherAgents reports the agents that cannot take over from the ready agent.
-func (f *Facts) reportOtherAgents(say *findingList) {
+func (f *Facts) reportOtherAgents(say *report.List) {
 	for _, other := range f.Agent.OtherAgents {
 		pod := other.Pod
 		if other.Foreign || podReady(pod) || f.Time.Sub(pod.CreationTimestamp.Time) < takeover {
@@ -80,14 +83,14 @@ func (f *Facts) reportOtherAgents(say *findingList) {
 		if first := f.Agent.Pod.Value; first != nil && podReady(first) {
 			cause += fmt.Sprintf(" Until then, %s continues, and the update waits.", first.Name)
 		}
-		say.addFault("CH0701", fmt.Sprintf("two agents are on this node, and %s is not ready%s", pod.Name, lastingText(pod.CreationTimestamp.Time, f.Time)),
+		say.AddFault("CH0701", fmt.Sprintf("two agents are on this node, and %s is not ready%s", pod.Name, lastingText(pod.CreationTimestamp.Time, f.Time)),
 			cause, fmt.Sprintf("kubectl -n %s logs %s --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
 	}
 }
 
 // checkInstallations reports a node with agents of several installations. Two agents of the
 // same installation are on a node during an update only.
-func checkInstallations(f *Facts, say *findingList) {
+func checkInstallations(f *Facts, say *report.List) {
 	cause := "Only one agent is active at a time, and the others wait. When it restarts, an agent of another installation may become active, with another configuration."
 	var others []*corev1.Pod
 	for _, other := range f.Agent.OtherAgents {
@@ -104,11 +107,11 @@ func checkInstallations(f *Facts, say *findingList) {
 		for _, pod := range others {
 			pods = append(pods, pod.Namespace+"/"+pod.Name)
 		}
-		say.addFault("CH0708", "this node has agents of different installations", joinNames(pods)+" belong to different installations. "+cause, fix...)
+		say.AddFault("CH0708", "this node has agents of different installations", report.JoinNames(pods)+" belong to different installations. "+cause, fix...)
 		return
 	}
 	if names := f.Agent.Installations; len(names) > 1 {
-		say.addFault("CH0708", "this node has agents of different installations", "They belong to the DaemonSets "+joinNames(names)+". "+cause, find)
+		say.AddFault("CH0708", "this node has agents of different installations", "They belong to the DaemonSets "+report.JoinNames(names)+". "+cause, find)
 	}
 }
 
@@ -148,7 +151,7 @@ func podReason(pod *corev1.Pod) string {
 // manyRestarts is the threshold for a report of an agent's restarts.
 const manyRestarts = 5
 
-func (f *Facts) reportRestarts(say *findingList, pod *corev1.Pod) {
+func (f *Facts) reportRestarts(say *report.List, pod *corev1.Pod) {
 	for _, c := range pod.Status.ContainerStatuses {
 		if c.RestartCount < manyRestarts {
 			continue
@@ -157,41 +160,41 @@ func (f *Facts) reportRestarts(say *findingList, pod *corev1.Pod) {
 		if last := c.LastTerminationState.Terminated; last != nil {
 			why = fmt.Sprintf("Its last exit was %s, code %d: %s", last.Reason, last.ExitCode, asSentence(last.Message))
 		}
-		say.addFault("CH0706", fmt.Sprintf("the agent was restarted %d times", c.RestartCount), why+" Pods that have devices continue.",
+		say.AddFault("CH0706", fmt.Sprintf("the agent was restarted %d times", c.RestartCount), why+" Pods that have devices continue.",
 			fmt.Sprintf("kubectl -n %s logs %s --previous --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
 	}
 }
 
-func checkConfig(f *Facts, say *findingList) {
+func checkConfig(f *Facts, say *report.List) {
 	why, known := f.Agent.Config.get()
 	ready, _ := f.Agent.Ready.get()
 	if known && why == "" && notReadyForConfig(ready) {
 		why = ready
 	}
 	fixes := append([]string{"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | kubectl chandler validate -"},
-		configFixes("correct the error")...)
+		codes.ConfigFixes("correct the error")...)
 	switch {
 	case !known && !notReadyForConfig(ready):
-		say.not("the configuration: %s", f.Agent.Config.unknownReason())
+		say.AddSkipped("the configuration: %s", f.Agent.Config.unknownReason())
 	case why != "" || !known:
 		if why == "" {
 			why = ready
 		}
-		say.addFault("CH0703", "the configuration is invalid", asSentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", fixes...)
+		say.AddFault("CH0703", "the configuration is invalid", asSentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", fixes...)
 	case f.Agent.Refused:
-		say.addFault("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", fixes...)
+		say.AddFault("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", fixes...)
 	default:
-		say.addOK("the configuration is valid")
+		say.AddOK("the configuration is valid")
 	}
 }
 
-func checkRecords(f *Facts, say *findingList) {
+func checkRecords(f *Facts, say *report.List) {
 	records, known := f.Agent.Records.get()
 	if !known {
-		say.not("the agent's records: %s", f.Agent.Records.unknownReason())
+		say.AddSkipped("the agent's records: %s", f.Agent.Records.unknownReason())
 		return
 	}
-	before := len(say.findings)
+	before := len(say.Findings)
 	for _, file := range records.SetAside {
 		if slices.Contains(records.Newer, file) {
 			continue // the finding for newer records is more specific
@@ -205,30 +208,30 @@ func checkRecords(f *Facts, say *findingList) {
 		} else {
 			fix = append(fix, fmt.Sprintf("kubectl get resourceclaims -A -o jsonpath='{range .items[?(@.metadata.uid==%q)]}{.metadata.namespace}/{.metadata.name} {.status.reservedFor[*].name}{end}'   # delete the pods in reservedFor", uid))
 		}
-		say.addFault("CH0702", "the record "+path.Base(file)+" is set aside", cause, fix...)
+		say.AddFault("CH0702", "the record "+path.Base(file)+" is set aside", cause, fix...)
 	}
 	for _, file := range records.Newer {
-		say.addFault("CH0704", "the record "+path.Base(file)+" is from a newer agent", "An agent of this version must not act on the record. It does not allocate the devices in the record, and does not unprepare the claim.",
+		say.AddFault("CH0704", "the record "+path.Base(file)+" is from a newer agent", "An agent of this version must not act on the record. It does not allocate the devices in the record, and does not unprepare the claim.",
 			"helm rollback chandler --namespace chandler   # back to the newer version, if you installed the chart", "kubectl -n chandler rollout undo daemonset chandler   # with the plain manifests")
 	}
 	for _, what := range records.Unread {
-		say.addFault("CH0707", "a record of the agent cannot be read", asSentence(what)+" The devices in the record are not allocated.",
+		say.AddFault("CH0707", "a record of the agent cannot be read", asSentence(what)+" The devices in the record are not allocated.",
 			"sudo dmesg | tail -n 50   # the disk may have failed", "kubectl -n chandler logs daemonset/chandler --tail=50")
 	}
-	if say.noneSince(before) {
+	if say.NoFaultSince(before) {
 		given := 0
 		for _, c := range records.Claims {
 			if !c.Past {
 				given++
 			}
 		}
-		say.addOK("%s prepared, %s allocated by the device plugin API, no record set aside", countNoun(given, "claim"), countNoun(records.Grants, "ID"))
+		say.AddOK("%s prepared, %s allocated by the device plugin API, no record set aside", report.CountNoun(given, "claim"), report.CountNoun(records.Grants, "ID"))
 	}
 }
 
-func checkAgentVersion(f *Facts, say *findingList) {
+func checkAgentVersion(f *Facts, say *report.List) {
 	if v := f.Agent.Version; v != "" && v != f.Version {
-		say.addFault("CH0705", fmt.Sprintf("the agent has version %s, and this program %s", v, f.Version), "The versions may use different files on the node, so these results may not apply to the agent.",
+		say.AddFault("CH0705", fmt.Sprintf("the agent has version %s, and this program %s", v, f.Version), "The versions may use different files on the node, so these results may not apply to the agent.",
 			"kubectl -n chandler exec daemonset/chandler -- /chandler doctor --host-root=/host")
 	}
 }
@@ -253,7 +256,7 @@ var blinds = map[string]blindness{
 // requires that. Reclaim requires the open files of the pods' processes. A change of a device
 // requires those of all processes of the machine; on a node that is a container, the agent
 // does not see the latter.
-func checkSight(f *Facts, say *findingList) {
+func checkSight(f *Facts, say *report.List) {
 	handing, changing := split(f.Agent.NeedsSight)
 	if f.Agent.Sight == f.Agent.SightAll {
 		handing, changing = f.Agent.NeedsSight, nil
@@ -261,7 +264,7 @@ func checkSight(f *Facts, say *findingList) {
 	judgeSight(handing, f.Agent.Sight, "the agent can determine which devices pods have open", sightFixes, say)
 	judgeSight(changing, f.Agent.SightAll, "the agent can determine which devices any process has open", func(looking []string) []string {
 		if why, known := f.Agent.Sight.get(); why == "" && known { // more permissions would not help
-			return configFixes("remove " + joinNames(looking) + " for this node, which is a container")
+			return codes.ConfigFixes("remove " + report.JoinNames(looking) + " for this node, which is a container")
 		}
 		return sightFixes(looking)
 	}, say)
@@ -281,21 +284,21 @@ func split(looking []string) (handing, changing []string) {
 
 // judgeSight reports whether an agent can see the open files that parts of the configuration
 // require.
-func judgeSight(looking []string, sight Answer[string], well string, fixes func([]string) []string, say *findingList) {
+func judgeSight(looking []string, sight Answer[string], well string, fixes func([]string) []string, say *report.List) {
 	if len(looking) == 0 {
 		return
 	}
 	switch why, known := sight.get(); {
 	case !known:
-		say.not("whether the agent can determine which devices are open: %s", sight.unknownReason())
+		say.AddSkipped("whether the agent can determine which devices are open: %s", sight.unknownReason())
 	case why != "":
 		causes := []string{asSentence(why)}
 		for _, part := range looking {
 			causes = append(causes, blinds[part].then)
 		}
-		say.addFault("CH0709", "the agent cannot determine which devices are open, for "+joinNames(looking), strings.Join(causes, " "), fixes(looking)...)
+		say.AddFault("CH0709", "the agent cannot determine which devices are open, for "+report.JoinNames(looking), strings.Join(causes, " "), fixes(looking)...)
 	default:
-		say.addOK("%s", well)
+		say.AddOK("%s", well)
 	}
 }
 
@@ -306,14 +309,14 @@ func sightFixes(looking []string) []string {
 		sets = append(sets, "--set "+blinds[part].value+"=true")
 	}
 	const plain = "   # with the plain manifests"
-	return []string{helmSet + " " + strings.Join(sets, " "), applyHostService + plain, useHostService + plain}
+	return []string{codes.HelmSet + " " + strings.Join(sets, " "), codes.ApplyHostService + plain, codes.UseHostService + plain}
 }
 
 // checkOutdated reports a configuration change that takes effect at the agent's next start
 // only.
-func checkOutdated(f *Facts, say *findingList) {
+func checkOutdated(f *Facts, say *report.List) {
 	if f.Agent.Outdated {
-		say.addFault("CH0710", "a configuration change requires a restart of the agent", "The agent reads some fields only when it starts, such as passthrough and onDemand. Its log and its web UI name the changed fields.",
+		say.AddFault("CH0710", "a configuration change requires a restart of the agent", "The agent reads some fields only when it starts, such as passthrough and onDemand. Its log and its web UI name the changed fields.",
 			"kubectl -n chandler rollout restart daemonset chandler   # pods keep their devices")
 	}
 }

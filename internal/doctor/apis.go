@@ -9,24 +9,26 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 var apiChecks = []check{
-	{APIs, []string{"CH0501"}, checkBoth},
-	{APIs, []string{"CH0502"}, checkWaits},
-	{APIs, []string{"CH0503"}, checkOtherDrivers},
-	{APIs, []string{"CH0504"}, checkModeLabel},
+	{codes.APIs, []string{"CH0501"}, checkBoth},
+	{codes.APIs, []string{"CH0502"}, checkWaits},
+	{codes.APIs, []string{"CH0503"}, checkOtherDrivers},
+	{codes.APIs, []string{"CH0504"}, checkModeLabel},
 }
 
 // checkBoth reports resources offered by both APIs. If a device plugin offers any device of a
 // resource on a node, the scheduler never uses DRA devices of that resource on the node
 // (pkg/scheduler/framework/plugins/noderesources/fit.go, shouldDelegateResourceToDRA, read in
 // 1.35 to 1.37).
-func checkBoth(f *Facts, say *findingList) {
+func checkBoth(f *Facts, say *report.List) {
 	snapshot, known := f.Devices.Snapshot.get()
 	places, placed := f.Devices.API.get()
 	if !known || !placed || len(places) == 0 {
-		say.not("the agent has not yet decided which API offers which device")
+		say.AddSkipped("the agent has not yet decided which API offers which device")
 		return
 	}
 	byAPI := make(map[string]map[discovery.Mode]int)
@@ -39,17 +41,17 @@ func checkBoth(f *Facts, say *findingList) {
 			byAPI[offer.Resource][places[d.Silicon()]]++
 		}
 	}
-	before := len(say.findings)
+	before := len(say.Findings)
 	for _, resource := range slices.Sorted(maps.Keys(byAPI)) {
 		dra, plugin := byAPI[resource][discovery.ModeDRA], byAPI[resource][discovery.ModeDevicePlugin]
 		if dra == 0 || plugin == 0 || len(f.waitingDevices()) > 0 {
 			continue
 		}
-		say.addFault("CH0501", resource+" is offered by both APIs", fmt.Sprintf("DRA offers %s of that name, and the device plugin API %s. On this node, pods with limits get only devices of the device plugin API.", countNoun(dra, "device"), countNoun(plugin, "device")),
-			configFixes("set the same mode for all entries of "+resource+", or use different names")...)
+		say.AddFault("CH0501", resource+" is offered by both APIs", fmt.Sprintf("DRA offers %s of that name, and the device plugin API %s. On this node, pods with limits get only devices of the device plugin API.", report.CountNoun(dra, "device"), report.CountNoun(plugin, "device")),
+			codes.ConfigFixes("set the same mode for all entries of "+resource+", or use different names")...)
 	}
-	if say.noneSince(before) {
-		say.addOK("no extended resource is offered by both APIs")
+	if say.NoFaultSince(before) {
+		say.AddOK("no extended resource is offered by both APIs")
 	}
 }
 
@@ -58,7 +60,7 @@ func (f *Facts) waitingDevices() []Wait {
 	return waits
 }
 
-func checkWaits(f *Facts, say *findingList) {
+func checkWaits(f *Facts, say *report.List) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known || f.Agent.ReportOnly {
 		return
@@ -77,7 +79,7 @@ func checkWaits(f *Facts, say *findingList) {
 		}
 		cause := asSentence(w.Reason)
 		if len(names) > 0 {
-			cause = "In use by " + joinNames(names) + "."
+			cause = "In use by " + report.JoinNames(names) + "."
 		}
 		if len(fix) == 0 {
 			fix = []string{"chandler migrate status   # shows which pod it waits for"}
@@ -86,7 +88,7 @@ func checkWaits(f *Facts, say *findingList) {
 		if w.From == discovery.ModeAuto {
 			text = fmt.Sprintf("%s waits to be offered by %s", name, apiName(w.To))
 		}
-		say.addFault("CH0502", text, cause+" No new pod gets the device until it has moved.", fix...)
+		say.AddFault("CH0502", text, cause+" No new pod gets the device until it has moved.", fix...)
 	}
 }
 
@@ -94,13 +96,13 @@ func checkWaits(f *Facts, say *findingList) {
 const busID resourceapi.QualifiedName = "resource.kubernetes.io/pciBusID"
 
 // checkOtherDrivers reports devices of this node that another DRA driver publishes as well.
-func checkOtherDrivers(f *Facts, say *findingList) {
+func checkOtherDrivers(f *Facts, say *report.List) {
 	if f.Agent.ReportOnly {
 		return
 	}
 	all, known := f.Cluster.Slices.get()
 	if !known {
-		say.not("whether another DRA driver publishes the same devices: %s", f.Cluster.Slices.unknownReason())
+		say.AddSkipped("whether another DRA driver publishes the same devices: %s", f.Cluster.Slices.unknownReason())
 		return
 	}
 	ours := make(map[string]bool)
@@ -124,7 +126,7 @@ func checkOtherDrivers(f *Facts, say *findingList) {
 			}
 		}
 	}
-	before := len(say.findings)
+	before := len(say.Findings)
 	for _, driver := range slices.Sorted(maps.Keys(theirs)) {
 		var both []string
 		for _, at := range slices.Sorted(maps.Keys(theirs[driver])) {
@@ -133,17 +135,17 @@ func checkOtherDrivers(f *Facts, say *findingList) {
 			}
 		}
 		if len(both) > 0 {
-			say.addFault("CH0503", fmt.Sprintf("the DRA driver %s also publishes %s of this node", driver, countNoun(len(both), "device")),
-				fmt.Sprintf("Both drivers publish %s. The scheduler treats the entries as different devices, and may allocate one device to two claims.", joinNames(both)),
+			say.AddFault("CH0503", fmt.Sprintf("the DRA driver %s also publishes %s of this node", driver, report.CountNoun(len(both), "device")),
+				fmt.Sprintf("Both drivers publish %s. The scheduler treats the entries as different devices, and may allocate one device to two claims.", report.JoinNames(both)),
 				"kubectl get daemonsets -A   # delete the DaemonSet of the other driver", "kubectl delete resourceslices --field-selector spec.driver="+driver+",spec.nodeName="+f.Node)
 		}
 	}
-	if say.noneSince(before) {
-		say.addOK("no other DRA driver publishes the same devices")
+	if say.NoFaultSince(before) {
+		say.AddOK("no other DRA driver publishes the same devices")
 	}
 }
 
-func checkModeLabel(f *Facts, say *findingList) {
+func checkModeLabel(f *Facts, say *report.List) {
 	node, known := f.Cluster.Node.get()
 	if !known || node == nil {
 		return
@@ -153,9 +155,9 @@ func checkModeLabel(f *Facts, say *findingList) {
 		return
 	}
 	if !v1alpha1.WrongMode(node.Labels) {
-		say.addOK("the node's label %s=%s is in effect", v1alpha1.LabelMode, value)
+		say.AddOK("the node's label %s=%s is in effect", v1alpha1.LabelMode, value)
 		return
 	}
-	say.addFault("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "Valid values are Auto, DRA, DevicePlugin and ReportOnly. The last valid configuration remains in effect.",
+	say.AddFault("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "Valid values are Auto, DRA, DevicePlugin and ReportOnly. The last valid configuration remains in effect.",
 		fmt.Sprintf("kubectl label node %s %s=Auto --overwrite", f.Node, v1alpha1.LabelMode))
 }

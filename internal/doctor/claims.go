@@ -12,6 +12,7 @@ import (
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/doctor/report"
 	"chandler.dev/internal/selectors"
 )
 
@@ -24,22 +25,22 @@ type published struct {
 // checkClaims reports DeviceClasses of pending claims that are missing, have a failing
 // expression or match no device. It also reports pending claims for devices of this driver
 // that no node can satisfy.
-func checkClaims(f *Facts, say *findingList) {
+func checkClaims(f *Facts, say *report.List) {
 	claims, known := f.Cluster.Claims.get()
 	all, listed := f.Cluster.Slices.get()
 	classes, have := f.Cluster.Classes.get()
 	if !known || !listed || !have {
 		if served, _ := f.Cluster.DRA.get(); served != "" {
-			say.not("whether claims can be satisfied: %s", firstNot(f.Cluster.Claims.unknownReason(), f.Cluster.Slices.unknownReason(), f.Cluster.Classes.unknownReason()))
+			say.AddSkipped("whether claims can be satisfied: %s", firstNot(f.Cluster.Claims.unknownReason(), f.Cluster.Slices.unknownReason(), f.Cluster.Classes.unknownReason()))
 		}
 		return
 	}
 	if f.Cluster.OwnOnly {
-		say.not("whether claims can be satisfied: these credentials do not permit reading the slices of other nodes")
+		say.AddSkipped("whether claims can be satisfied: these credentials do not permit reading the slices of other nodes")
 		return
 	}
 	m := newMatcher(all, classes)
-	before := len(say.findings)
+	before := len(say.Findings)
 	empty := make(map[string][]string)   // claims, by class without devices
 	missing := make(map[string][]string) // claims, by missing class
 	waiting := 0
@@ -63,21 +64,21 @@ func checkClaims(f *Facts, say *findingList) {
 		}
 	}
 	for _, class := range slices.Sorted(maps.Keys(missing)) {
-		say.addFault("CH0613", "the DeviceClass "+class+" does not exist", "It is requested by "+joinNames(missing[class])+". The scheduler allocates no device to a claim with a missing class. "+selectors.WhoseClass(class), selectors.RepairMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
+		say.AddFault("CH0613", "the DeviceClass "+class+" does not exist", "It is requested by "+report.JoinNames(missing[class])+". The scheduler allocates no device to a claim with a missing class. "+selectors.WhoseClass(class), selectors.RepairMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(m.broken)) {
 		c, err := m.classes[class], m.broken[class]
-		say.addFault("CH0614", "the expression of the DeviceClass "+class+" fails", "Scheduling fails for every pod that requests the class as soon as the scheduler evaluates such a device. The error is: "+asSentence(oneLine(err)), selectors.RepairClass(&c, err, m.deviceSpecs())...)
+		say.AddFault("CH0614", "the expression of the DeviceClass "+class+" fails", "Scheduling fails for every pod that requests the class as soon as the scheduler evaluates such a device. The error is: "+asSentence(oneLine(err)), selectors.RepairClass(&c, err, m.deviceSpecs())...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(empty)) {
 		if m.broken[class] != nil {
 			continue
 		}
-		cause := "No device of any node matches, and the class is requested by " + joinNames(empty[class]) + "."
-		say.addFault("CH0609", "the DeviceClass "+class+" matches no device", cause, "kubectl get deviceclass "+class+" -o yaml", "kubectl get resourceslices -o yaml | grep -A3 attributes | head -n 40")
+		cause := "No device of any node matches, and the class is requested by " + report.JoinNames(empty[class]) + "."
+		say.AddFault("CH0609", "the DeviceClass "+class+" matches no device", cause, "kubectl get deviceclass "+class+" -o yaml", "kubectl get resourceslices -o yaml | grep -A3 attributes | head -n 40")
 	}
-	if say.noneSince(before) && waiting > 0 {
-		say.addOK("the devices can satisfy every waiting claim")
+	if say.NoFaultSince(before) && waiting > 0 {
+		say.AddOK("the devices can satisfy every waiting claim")
 	}
 }
 
@@ -91,7 +92,7 @@ func firstNot(reasons ...string) string {
 }
 
 // request checks one request of a claim.
-func (f *Facts) request(say *findingList, m *matcher, claim *resourceapi.ResourceClaim, name string, subs []subrequest, empty map[string][]string) {
+func (f *Facts) request(say *report.List, m *matcher, claim *resourceapi.ResourceClaim, name string, subs []subrequest, empty map[string][]string) {
 	why := ""
 	for _, s := range subs {
 		of := m.devicesOf(s.class)
@@ -125,7 +126,7 @@ func (f *Facts) request(say *findingList, m *matcher, claim *resourceapi.Resourc
 	if why == "" {
 		return // the class has no devices, which checkClaims reports
 	}
-	say.addFault("CH0610", fmt.Sprintf("claim %s/%s can never be satisfied", claim.Namespace, claim.Name), fmt.Sprintf("Request %s: %s.", name, why),
+	say.AddFault("CH0610", fmt.Sprintf("claim %s/%s can never be satisfied", claim.Namespace, claim.Name), fmt.Sprintf("Request %s: %s.", name, why),
 		fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml", claim.Namespace, claim.Name), "kubectl get resourceslices --field-selector spec.driver=chandler.dev -o yaml")
 }
 

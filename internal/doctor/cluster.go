@@ -11,27 +11,28 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/selectors"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 var clusterChecks = []check{
-	{Cluster, []string{"CH0606"}, checkServer},
-	{Cluster, []string{"CH0601"}, checkServed},
-	{Cluster, []string{"CH0607"}, checkNodeThere},
-	{Cluster, []string{"CH0602"}, checkFeatures},
-	{Cluster, []string{"CH0615"}, checkTaken},
-	{Cluster, []string{"CH0608"}, checkPublished},
-	{Cluster, []string{"CH0617"}, checkMemory},
-	{Cluster, []string{"CH0603", "CH0604", "CH0616"}, checkClasses},
-	{Cluster, []string{"CH0609", "CH0610", "CH0613", "CH0614"}, checkClaims},
-	{Cluster, []string{"CH0611"}, checkPrepared},
-	{Cluster, []string{"CH0605"}, checkRights},
-	{Cluster, []string{"CH0612"}, checkPolicies},
+	{codes.Cluster, []string{"CH0606"}, checkServer},
+	{codes.Cluster, []string{"CH0601"}, checkServed},
+	{codes.Cluster, []string{"CH0607"}, checkNodeThere},
+	{codes.Cluster, []string{"CH0602"}, checkFeatures},
+	{codes.Cluster, []string{"CH0615"}, checkTaken},
+	{codes.Cluster, []string{"CH0608"}, checkPublished},
+	{codes.Cluster, []string{"CH0617"}, checkMemory},
+	{codes.Cluster, []string{"CH0603", "CH0604", "CH0616"}, checkClasses},
+	{codes.Cluster, []string{"CH0609", "CH0610", "CH0613", "CH0614"}, checkClaims},
+	{codes.Cluster, []string{"CH0611"}, checkPrepared},
+	{codes.Cluster, []string{"CH0605"}, checkRights},
+	{codes.Cluster, []string{"CH0612"}, checkPolicies},
 }
 
-func checkServer(f *Facts, say *findingList) {
+func checkServer(f *Facts, say *report.List) {
 	if _, known := f.Cluster.Server.get(); !known {
-		say.addFault("CH0606", "the API server does not respond", asSentence(f.Cluster.Server.unknownReason())+" Running pods continue, but no new pod is scheduled to this node, and no claim is prepared.",
+		say.AddFault("CH0606", "the API server does not respond", asSentence(f.Cluster.Server.unknownReason())+" Running pods continue, but no new pod is scheduled to this node, and no claim is prepared.",
 			"kubectl get --raw /readyz?verbose", "kubectl cluster-info")
 	}
 }
@@ -47,25 +48,25 @@ func (f *Facts) usesDRA() bool {
 	return f.Agent.Mode == discovery.ModeDRA
 }
 
-func checkServed(f *Facts, say *findingList) {
+func checkServed(f *Facts, say *report.List) {
 	version, known := f.Cluster.DRA.get()
 	switch {
 	case !known:
 	case version == "v1":
-		say.addOK("resource.k8s.io/v1 is served")
+		say.AddOK("resource.k8s.io/v1 is served")
 	case version != "":
-		say.addOK("resource.k8s.io/%s is served, but not v1: the status of claims does not contain the state of devices", version)
+		say.AddOK("resource.k8s.io/%s is served, but not v1: the status of claims does not contain the state of devices", version)
 	case f.usesDRA():
-		say.addFault("CH0601", "the API server does not serve resource.k8s.io", "The mode is DRA, so no device is offered. Kubernetes serves this API from 1.34 on, and in 1.32 and 1.33 if it is turned on.",
-			helmSet+" --set config.mode=Auto   # or DevicePlugin", editConfig+"   # with the plain manifests: mode: Auto", "kubectl api-versions | grep resource.k8s.io")
+		say.AddFault("CH0601", "the API server does not serve resource.k8s.io", "The mode is DRA, so no device is offered. Kubernetes serves this API from 1.34 on, and in 1.32 and 1.33 if it is turned on.",
+			codes.HelmSet+" --set config.mode=Auto   # or DevicePlugin", codes.EditConfig+"   # with the plain manifests: mode: Auto", "kubectl api-versions | grep resource.k8s.io")
 	default:
-		say.addOK("resource.k8s.io is not served, and the device plugin API does not need it")
+		say.AddOK("resource.k8s.io is not served, and the device plugin API does not need it")
 	}
 }
 
-func checkNodeThere(f *Facts, say *findingList) {
+func checkNodeThere(f *Facts, say *report.List) {
 	if node, known := f.Cluster.Node.get(); known && node == nil {
-		say.addFault("CH0607", "the Node "+f.Node+" does not exist", "The API server has no Node with this name, so slices and pods of the node cannot be checked.", "kubectl get nodes", "chandler doctor --node-name=NAME")
+		say.AddFault("CH0607", "the Node "+f.Node+" does not exist", "The API server has no Node with this name, so slices and pods of the node cannot be checked.", "kubectl get nodes", "chandler doctor --node-name=NAME")
 	}
 }
 
@@ -107,38 +108,38 @@ func hasShared(f *Facts) bool {
 	return false
 }
 
-func checkFeatures(f *Facts, say *findingList) {
+func checkFeatures(f *Facts, say *report.List) {
 	features, known := f.Agent.Features.get()
 	if !f.usesDRA() {
 		return
 	}
 	if !known || len(features) == 0 {
-		say.not("which features the API server keeps: %s", cmp.Or(f.Agent.Features.unknownReason(), "the agent does not report them"))
+		say.AddSkipped("which features the API server keeps: %s", cmp.Or(f.Agent.Features.unknownReason(), "the agent does not report them"))
 		return
 	}
-	before := len(say.findings)
+	before := len(say.Findings)
 	for _, w := range without {
 		if kept, told := features[w.feature]; told && !kept && w.concerns(f) {
-			say.addFault("CH0602", "the feature gate "+w.feature+" of the API server is off", "The API server drops these fields of ResourceSlices, so "+w.effect+".",
+			say.AddFault("CH0602", "the feature gate "+w.feature+" of the API server is off", "The API server drops these fields of ResourceSlices, so "+w.effect+".",
 				fmt.Sprintf("ps -o args= -C kube-apiserver | tr ' ' '\\n' | grep feature-gates   # add %s=true, also to the scheduler and the kubelets", w.feature))
 		}
 	}
-	if say.noneSince(before) {
-		say.addOK("the API server keeps all fields that the devices of this node need")
+	if say.NoFaultSince(before) {
+		say.AddOK("the API server keeps all fields that the devices of this node need")
 	}
 }
 
 // checkTaken reports a rejection of the node's ResourceSlices by the API server.
-func checkTaken(f *Facts, say *findingList) {
+func checkTaken(f *Facts, say *report.List) {
 	if f.Agent.ModeUnwanted {
-		say.addFault("CH0615", "the API server rejects the ResourceSlices of this node", "The scheduler uses the previous slices, or has no device of this node. The agent's web UI and its log contain the API server's message.",
+		say.AddFault("CH0615", "the API server rejects the ResourceSlices of this node", "The scheduler uses the previous slices, or has no device of this node. The agent's web UI and its log contain the API server's message.",
 			"kubectl -n chandler logs daemonset/chandler --tail=100 | grep ResourceSlices   # shows the reason",
 			"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies   # a webhook must also accept dry runs")
 	}
 }
 
 // checkPublished compares the ResourceSlices of the node with the devices offered by DRA.
-func checkPublished(f *Facts, say *findingList) {
+func checkPublished(f *Facts, say *report.List) {
 	all, known := f.Cluster.Slices.get()
 	snapshot, found := f.Devices.Snapshot.get()
 	places, _ := f.Devices.API.get()
@@ -179,18 +180,18 @@ func checkPublished(f *Facts, say *findingList) {
 	}
 	switch {
 	case len(missing) > 0:
-		say.addFault("CH0608", countNoun(len(missing), "DRA device")+" "+isAre(len(missing))+" missing from the ResourceSlices", joinNames(missing)+" should be published. Until then, the scheduler cannot allocate it. An agent that has just started publishes within seconds.",
+		say.AddFault("CH0608", report.CountNoun(len(missing), "DRA device")+" "+isAre(len(missing))+" missing from the ResourceSlices", report.JoinNames(missing)+" should be published. Until then, the scheduler cannot allocate it. An agent that has just started publishes within seconds.",
 			"kubectl get resourceslices --field-selector spec.driver=chandler.dev,spec.nodeName="+f.Node, "kubectl -n chandler rollout restart daemonset chandler")
 	case wanted > 0:
-		say.addOK("the ResourceSlices contain every DRA device")
+		say.AddOK("the ResourceSlices contain every DRA device")
 	}
 	if len(accessories) > 0 {
-		say.addOK("%s: %s", joinNames(accessories), rules.NoAccelerators)
+		say.AddOK("%s: %s", report.JoinNames(accessories), rules.NoAccelerators)
 	}
 }
 
 // checkMemory reports NVIDIA GPUs that are published without their memory.
-func checkMemory(f *Facts, say *findingList) {
+func checkMemory(f *Facts, say *report.List) {
 	all, known := f.Cluster.Slices.get()
 	snapshot, found := f.Devices.Snapshot.get()
 	if !known || !found {
@@ -211,9 +212,9 @@ func checkMemory(f *Facts, say *findingList) {
 		}
 	}
 	if len(without) > 0 {
-		say.addFault("CH0617", fmt.Sprintf("the memory of %s is unknown", countNoun(len(without), "NVIDIA GPU")),
-			"Without NVML, ResourceSlices do not contain the memory, the architecture and the MIG profiles of "+joinNames(without)+", and the agent does not report XID errors.",
-			helmSet+" --set nvml.enabled=true   # requires the image with chandler-host")
+		say.AddFault("CH0617", fmt.Sprintf("the memory of %s is unknown", report.CountNoun(len(without), "NVIDIA GPU")),
+			"Without NVML, ResourceSlices do not contain the memory, the architecture and the MIG profiles of "+report.JoinNames(without)+", and the agent does not report XID errors.",
+			codes.HelmSet+" --set nvml.enabled=true   # requires the image with chandler-host")
 	}
 }
 
@@ -225,7 +226,7 @@ func isAre(n int) string {
 }
 
 // checkClasses reports extended resources offered by DRA that have no DeviceClass, or several.
-func checkClasses(f *Facts, say *findingList) {
+func checkClasses(f *Facts, say *report.List) {
 	if f.Agent.ReportOnly {
 		return
 	}
@@ -234,7 +235,7 @@ func checkClasses(f *Facts, say *findingList) {
 	places, _ := f.Devices.API.get()
 	if !known {
 		if served, _ := f.Cluster.DRA.get(); served != "" {
-			say.not("DeviceClasses: %s", f.Cluster.Classes.unknownReason())
+			say.AddSkipped("DeviceClasses: %s", f.Cluster.Classes.unknownReason())
 		}
 		return
 	}
@@ -244,7 +245,7 @@ func checkClasses(f *Facts, say *findingList) {
 			byName[*name] = append(byName[*name], class)
 		}
 	}
-	before := len(say.findings)
+	before := len(say.Findings)
 	offered := make(map[string]bool)
 	if found {
 		for i := range snapshot.Devices {
@@ -258,16 +259,16 @@ func checkClasses(f *Facts, say *findingList) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(offered)) {
 		if len(byName[name]) == 0 {
-			say.addFault("CH0603", fmt.Sprintf("DRA offers %s, but no DeviceClass has that name", name),
+			say.AddFault("CH0603", fmt.Sprintf("DRA offers %s, but no DeviceClass has that name", name),
 				"Pods with this name in limits wait. Either no class has the name as its extendedResourceName, or the API server dropped that field: before 1.36, the feature gate DRAExtendedResource is off by default.",
-				helmSet+" --set deviceClasses.enabled=true", "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # if the feature gate is off")
+				codes.HelmSet+" --set deviceClasses.enabled=true", "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # if the feature gate is off")
 		}
 	}
 	if found {
 		ofDRA := slices.DeleteFunc(slices.Clone(snapshot.Devices), func(d rules.Offered) bool { return places[d.Silicon()] != discovery.ModeDRA })
 		if families := rules.FamiliesWithoutClass(classes, ofDRA); len(families) > 0 {
-			say.addFault("CH0616", "no DeviceClass selects devices of "+joinNames(families), "DRA offers the devices, but a claim can request a device only through a DeviceClass.",
-				helmSet+" --set 'deviceClasses.families={all}'   # or list your families", "kubectl apply -f deployments/examples/deviceclasses-all.yaml   # with the plain manifests")
+			say.AddFault("CH0616", "no DeviceClass selects devices of "+report.JoinNames(families), "DRA offers the devices, but a claim can request a device only through a DeviceClass.",
+				codes.HelmSet+" --set 'deviceClasses.families={all}'   # or list your families", "kubectl apply -f deployments/examples/deviceclasses-all.yaml   # with the plain manifests")
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
@@ -292,11 +293,11 @@ func checkClasses(f *Facts, say *findingList) {
 		} else {
 			fix = []string{"kubectl delete deviceclass " + same[0].Name}
 		}
-		say.addFault("CH0604", fmt.Sprintf("%d DeviceClasses have the extendedResourceName %s", len(same), name),
-			fmt.Sprintf("Pods with this name in limits get devices of %s, which is the newest class, and never those of %s.", same[0].Name, joinNames(names)), fix...)
+		say.AddFault("CH0604", fmt.Sprintf("%d DeviceClasses have the extendedResourceName %s", len(same), name),
+			fmt.Sprintf("Pods with this name in limits get devices of %s, which is the newest class, and never those of %s.", same[0].Name, report.JoinNames(names)), fix...)
 	}
-	if say.noneSince(before) {
-		say.addOK("every extended resource offered by DRA has one DeviceClass, and a DeviceClass selects each device")
+	if say.NoFaultSince(before) {
+		say.AddOK("every extended resource offered by DRA has one DeviceClass, and a DeviceClass selects each device")
 	}
 }
 
@@ -310,7 +311,7 @@ func forThisDriver(class resourceapi.DeviceClass) bool {
 
 // checkPrepared reports claims of this node that are not prepared, according to the statuses
 // written by the driver.
-func checkPrepared(f *Facts, say *findingList) {
+func checkPrepared(f *Facts, say *report.List) {
 	claims, known := f.Cluster.Claims.get()
 	if !known {
 		return
@@ -326,7 +327,7 @@ func checkPrepared(f *Facts, say *findingList) {
 			}
 			for _, c := range d.Conditions {
 				if c.Type == "Ready" && c.Status != "True" {
-					say.addFault("CH0611", fmt.Sprintf("claim %s/%s has no usable device: %s%s", claim.Namespace, claim.Name, d.Device, lastingText(c.LastTransitionTime.Time, f.Time)),
+					say.AddFault("CH0611", fmt.Sprintf("claim %s/%s has no usable device: %s%s", claim.Namespace, claim.Name, d.Device, lastingText(c.LastTransitionTime.Time, f.Time)),
 						asSentence(c.Message)+" The pod does not start, or has lost the device.",
 						fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml", claim.Namespace, claim.Name), fmt.Sprintf("kubectl -n %s delete %s", claim.Namespace, podsOf(claim)))
 				}
@@ -356,42 +357,19 @@ func (f *Facts) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	})
 }
 
-func checkRights(f *Facts, say *findingList) {
+func checkRights(f *Facts, say *report.List) {
 	missing, known := f.Cluster.Rights.get()
 	switch {
 	case !known:
-		say.not("the permissions of the agent: %s", f.Cluster.Rights.unknownReason())
+		say.AddSkipped("the permissions of the agent: %s", f.Cluster.Rights.unknownReason())
 	case len(missing) > 0:
-		say.addFault("CH0605", "the agent lacks "+countNoun(len(missing), "permission"), "It is not permitted to "+strings.Join(missing, ", or to ")+".", helmSet+"   # updates the roles to this version", "kubectl auth can-i --list --as=system:serviceaccount:chandler:chandler")
+		say.AddFault("CH0605", "the agent lacks "+report.CountNoun(len(missing), "permission"), "It is not permitted to "+strings.Join(missing, ", or to ")+".", codes.HelmSet+"   # updates the roles to this version", "kubectl auth can-i --list --as=system:serviceaccount:chandler:chandler")
 	default:
-		say.addOK("the agent has all permissions that it needs")
+		say.AddOK("the agent has all permissions that it needs")
 	}
 }
 
-// helmSet changes values of the chart and keeps the others.
-const helmSet = selectors.HelmUpgrade
-
-// The commands that run the host service with the plain manifests, and let the agents use it.
-const (
-	applyHostService = "kubectl apply -f deployments/examples/host-service.yaml"
-	useHostService   = "kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/host-service-patch.yaml"
-)
-
-// getValues writes the values of the chart to a file, and setValues applies that file.
-const (
-	getValues = "helm get values chandler --namespace chandler -o yaml > values.yaml"
-	setValues = helmSet + " -f values.yaml"
-)
-
-// editConfig opens the configuration of an installation by the plain manifests.
-const editConfig = "kubectl -n chandler edit configmap chandler"
-
-// configFixes returns the commands for a change of the configuration.
-func configFixes(change string) []string {
-	return []string{getValues + "   # then, in its section config: " + change, setValues, editConfig + "   # with the plain manifests"}
-}
-
-func checkPolicies(f *Facts, say *findingList) {
+func checkPolicies(f *Facts, say *report.List) {
 	missing, known := f.Cluster.Policies.get()
 	var sets []string
 	for _, name := range missing {
@@ -400,11 +378,11 @@ func checkPolicies(f *Facts, say *findingList) {
 	}
 	switch {
 	case !known:
-		say.not("the admission policies: %s", f.Cluster.Policies.unknownReason())
+		say.AddSkipped("the admission policies: %s", f.Cluster.Policies.unknownReason())
 	case len(missing) > 0:
-		say.addFault("CH0612", countNoun(len(missing), "admission policy")+" "+isAre(len(missing))+" missing", fmt.Sprintf("The ValidatingAdmissionPolicy %s is missing. Without it, errors in claims are found only when a pod starts, and an agent could write objects of other nodes.", joinNames(missing)),
-			helmSet+strings.Join(sets, ""))
+		say.AddFault("CH0612", report.CountNoun(len(missing), "admission policy")+" "+isAre(len(missing))+" missing", fmt.Sprintf("The ValidatingAdmissionPolicy %s is missing. Without it, errors in claims are found only when a pod starts, and an agent could write objects of other nodes.", report.JoinNames(missing)),
+			codes.HelmSet+strings.Join(sets, ""))
 	default:
-		say.addOK("the admission policies are in effect")
+		say.AddOK("the admission policies are in effect")
 	}
 }

@@ -15,23 +15,25 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 	"chandler.dev/internal/pattern"
 )
 
 var deviceChecks = []check{
-	{Devices, []string{
+	{codes.Devices, []string{
 		"CH0301", "CH0302", "CH0303", "CH0304", "CH0305", "CH0306", "CH0307", "CH0308", "CH0314",
 	}, checkHealth},
-	{Devices, []string{"CH0309", "CH0310", "CH0311", "CH0312"}, checkProblems},
-	{Devices, []string{"CH0315"}, checkExpressions},
-	{Devices, []string{"CH0313"}, checkOffered},
+	{codes.Devices, []string{"CH0309", "CH0310", "CH0311", "CH0312"}, checkProblems},
+	{codes.Devices, []string{"CH0315"}, checkExpressions},
+	{codes.Devices, []string{"CH0313"}, checkOffered},
 }
 
 // checkHealth reports each unhealthy device.
-func checkHealth(f *Facts, say *findingList) {
+func checkHealth(f *Facts, say *report.List) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
-		say.addFault("CH0310", "the devices of the host cannot be read", f.Devices.Snapshot.unknownReason(), "sudo dmesg | tail -n 50   # shows the kernel's messages")
+		say.AddFault("CH0310", "the devices of the host cannot be read", f.Devices.Snapshot.unknownReason(), "sudo dmesg | tail -n 50   # shows the kernel's messages")
 		return
 	}
 	families := make(map[string]bool)
@@ -40,14 +42,14 @@ func checkHealth(f *Facts, say *findingList) {
 	}
 	switch {
 	case len(snapshot.Devices) > 0:
-		say.addOK("%s of %s", countNoun(len(snapshot.Devices), "device"), countNoun(len(families), "family"))
+		say.AddOK("%s of %s", report.CountNoun(len(snapshot.Devices), "device"), report.CountNoun(len(families), "family"))
 	case f.busProblem() && f.Host.Functions.Unknown != "":
-		say.addFault("CH0310", "the devices of the host cannot be read", asSentence(f.Host.Functions.unknownReason())+" No PCI device is found.",
+		say.AddFault("CH0310", "the devices of the host cannot be read", asSentence(f.Host.Functions.unknownReason())+" No PCI device is found.",
 			"ls "+path.Join("/", f.HostRoot, pciBus)+"   # this path must be in the /sys of a host")
 	case f.busProblem():
-		say.addOK("no accelerators outside of the PCI bus")
+		say.AddOK("no accelerators outside of the PCI bus")
 	default:
-		say.addOK("no accelerators")
+		say.AddOK("no accelerators")
 	}
 	parts := make(map[ailing][]*discovery.Device)
 	var order []ailing
@@ -140,7 +142,7 @@ var manyTexts = map[discovery.Condition]string{
 }
 
 // sickTogether reports several devices of a family with the same fault.
-func (f *Facts) sickTogether(say *findingList, all []*discovery.Device) {
+func (f *Facts) sickTogether(say *report.List, all []*discovery.Device) {
 	key := all[0].Health.Key()
 	reasons := make(map[string]bool)
 	usable := false
@@ -166,7 +168,7 @@ func (f *Facts) sickTogether(say *findingList, all []*discovery.Device) {
 	if !usable {
 		cause += " No new pod gets these devices."
 	}
-	say.addFault(CodeOf(key), fmt.Sprintf("%s of %s %s%s", countNoun(len(all), "device"), all[0].Family, manyTexts[key], lastingText(all[0].Health.Since.Time, f.Time)), cause, append(fix, f.fixTogether(key, all)...)...)
+	say.AddFault(codes.CodeOf(key), fmt.Sprintf("%s of %s %s%s", report.CountNoun(len(all), "device"), all[0].Family, manyTexts[key], lastingText(all[0].Health.Since.Time, f.Time)), cause, append(fix, f.fixTogether(key, all)...)...)
 }
 
 // deleteFix returns the command that deletes the pod of a consumer, "" if that does not help.
@@ -235,8 +237,8 @@ func inLoop(addresses []string, fixes [][]string) (fix []string) {
 
 // reportSettling reports a device that has recovered but must stay healthy before it is allocated
 // again.
-func (f *Facts) reportSettling(say *findingList, d *discovery.Device) {
-	say.addFault(CodeOf(d.Health.Key()), f.title(d)+" has recovered, and is allocated again after a delay",
+func (f *Facts) reportSettling(say *report.List, d *discovery.Device) {
+	say.AddFault(codes.CodeOf(d.Health.Key()), f.title(d)+" has recovered, and is allocated again after a delay",
 		fmt.Sprintf("The fault has ended: %s A device must stay healthy for 10 seconds, and for up to 5 minutes if it fails repeatedly.", asSentence(d.Health.Reason)),
 		"chandler doctor --only devices --wait 60s   # waits for the end of the delay")
 }
@@ -256,7 +258,7 @@ var conditionTexts = map[discovery.Condition]string{
 
 // reportUnhealthy reports an unhealthy device, and others of the same physical device with the same
 // fault.
-func (f *Facts) reportUnhealthy(say *findingList, d *discovery.Device, health discovery.Health, others ...*discovery.Device) {
+func (f *Facts) reportUnhealthy(say *report.List, d *discovery.Device, health discovery.Health, others ...*discovery.Device) {
 	key := health.Key()
 	what, cause := conditionTexts[key], asSentence(health.Reason)
 	if link, found := strings.CutPrefix(health.Reason, "its link "); found && key == discovery.ConditionLinkDegraded {
@@ -272,7 +274,7 @@ func (f *Facts) reportUnhealthy(say *findingList, d *discovery.Device, health di
 		holders = append(holders, f.Devices.Holders[other.Name]...)
 	}
 	if len(others) > 0 {
-		cause += fmt.Sprintf(" The same applies to %s: %s.", countNoun(len(others), "device"), namesOf(others))
+		cause += fmt.Sprintf(" The same applies to %s: %s.", report.CountNoun(len(others), "device"), namesOf(others))
 	}
 	var names, fix []string
 	for _, h := range holders {
@@ -283,14 +285,14 @@ func (f *Facts) reportUnhealthy(say *findingList, d *discovery.Device, health di
 	}
 	cause += f.missingNodes(key, d)
 	if len(names) > 0 {
-		cause += fmt.Sprintf(" In use by %s.", joinNames(names))
+		cause += fmt.Sprintf(" In use by %s.", report.JoinNames(names))
 	}
 	if health.IsUsable() {
 		cause += " The device is still allocated."
 	} else {
 		cause += " No new pod gets the device."
 	}
-	say.addFault(CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
+	say.AddFault(codes.CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
 }
 
 // missingNodes returns a sentence about the missing nodes that all devices of the family share, if
@@ -300,7 +302,7 @@ func (f *Facts) missingNodes(key discovery.Condition, d *discovery.Device) strin
 	if key != discovery.ConditionNodeMissing || len(others) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" Of the nodes that these devices share, %s %s missing too.", joinNames(others), isAre(len(others)))
+	return fmt.Sprintf(" Of the nodes that these devices share, %s %s missing too.", report.JoinNames(others), isAre(len(others)))
 }
 
 // namesOf lists the names of devices.
@@ -309,7 +311,7 @@ func namesOf(devices []*discovery.Device) string {
 	for _, d := range devices {
 		names = append(names, d.Name)
 	}
-	return joinNames(names)
+	return report.JoinNames(names)
 }
 
 // conditionFix returns the commands that repair a condition.
@@ -318,7 +320,7 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 		return []string{d.Health.Fix}
 	}
 	if d.Health.Setting != "" {
-		return configFixes(d.Health.Setting)
+		return codes.ConfigFixes(d.Health.Setting)
 	}
 	at := pciAddress(d)
 	if f.hasProblem(d.Name, discovery.ErrNoVFIOControl) {
@@ -419,12 +421,12 @@ var errorText = pattern.Lazy(`^\S+: |^(attribute|default|describe|device|group|i
 const lowerLetters = "abcdefghijklmnopqrstuvwxyz"
 
 // checkProblems reports devices of the host that could not be read or described.
-func checkProblems(f *Facts, say *findingList) {
+func checkProblems(f *Facts, say *report.List) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
 		return
 	}
-	before := len(say.findings)
+	before := len(say.Findings)
 	seen := make(map[string]bool)
 	for _, p := range snapshot.Problems {
 		if _, only := expressionErrors(p.Err); only {
@@ -440,12 +442,12 @@ func checkProblems(f *Facts, say *findingList) {
 		seen[p.Device] = true
 		f.reportProblem(say, p, &d, offered)
 	}
-	if say.noneSince(before) && len(snapshot.Problems) == 0 {
-		say.addOK("all facts about the devices could be read")
+	if say.NoFaultSince(before) && len(snapshot.Problems) == 0 {
+		say.AddOK("all facts about the devices could be read")
 	}
 }
 
-func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Offered, offered bool) {
+func (f *Facts) reportProblem(say *report.List, p discovery.Problem, d *rules.Offered, offered bool) {
 	name, causes := p.Device, strings.Split(p.Text(), "\n")
 	if offered {
 		name = f.title(&d.Device)
@@ -461,19 +463,19 @@ func (f *Facts) reportProblem(say *findingList, p discovery.Problem, d *rules.Of
 		if at != "" {
 			fix = []string{fmt.Sprintf("sudo dmesg | grep %s", at), fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"   # if this does not help, reboot`, at)}
 		}
-		say.addFault("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+asSentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
+		say.AddFault("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+asSentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
 	case strings.Contains(reason, "none is known by it"), strings.Contains(reason, "described by family"):
-		say.addFault("CH0311", name+": the identity is not unique", asSentence(reason), look...)
+		say.AddFault("CH0311", name+": the identity is not unique", asSentence(reason), look...)
 	case isVFIOReason(reason) && !offered:
 		f.vfioProblem(say, name, reason, at)
 	case offered && !d.Health.IsUsable(): // checkHealth has reported that no new pod gets the device
-		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason), look...)
+		say.AddFault("CH0309", name+" cannot be read completely", asSentence(reason), look...)
 	case offered:
-		say.addFault("CH0309", name+" cannot be read completely", asSentence(reason)+" It is offered without these facts.", look...)
+		say.AddFault("CH0309", name+" cannot be read completely", asSentence(reason)+" It is offered without these facts.", look...)
 	case strings.HasPrefix(p.Device, "/"):
-		say.addFault("CH0309", name+" cannot be read", asSentence(reason)+" Devices in this directory are not found.", look...)
+		say.AddFault("CH0309", name+" cannot be read", asSentence(reason)+" Devices in this directory are not found.", look...)
 	default:
-		say.addFault("CH0309", name+" cannot be described", asSentence(reason)+" Chandler does not offer it.", look...)
+		say.AddFault("CH0309", name+" cannot be described", asSentence(reason)+" Chandler does not offer it.", look...)
 	}
 }
 
@@ -484,20 +486,20 @@ func (f *Facts) examineFix(at string) []string {
 		return []string{"sudo dmesg | grep " + at + noRepair}
 	}
 	fix := []string{"sudo dmesg | tail -n 50" + noRepair}
-	const report = " -o node.host   # records the files that discovery reads, for a report"
+	const options = " -o node.host   # records the files that discovery reads, for a report"
 	switch f.Source {
-	case Recording:
-	case Copy:
-		fix = append(fix, "chandler record --host-root="+f.HostRoot+report)
+	case report.Recording:
+	case report.Copy:
+		fix = append(fix, "chandler record --host-root="+f.HostRoot+options)
 	default:
-		fix = append(fix, "chandler record"+report)
+		fix = append(fix, "chandler record"+options)
 	}
 	return fix
 }
 
 // vfioProblem reports a function that is bound to vfio and cannot be opened.
-func (f *Facts) vfioProblem(say *findingList, name, reason, at string) {
-	say.addFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" Chandler does not offer it.", f.vfioFix(reason, at)...)
+func (f *Facts) vfioProblem(say *report.List, name, reason, at string) {
+	say.AddFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" Chandler does not offer it.", f.vfioFix(reason, at)...)
 }
 
 // vfioFix returns the commands for a function that is bound to vfio and cannot be opened.
@@ -551,7 +553,7 @@ func functionOf(name string) string {
 
 // checkExpressions reports each expression of the configuration that cannot be evaluated, once for all
 // devices with the same error.
-func checkExpressions(f *Facts, say *findingList) {
+func checkExpressions(f *Facts, say *report.List) {
 	snapshot, _ := f.Devices.Snapshot.get()
 	if snapshot == nil {
 		return
@@ -569,9 +571,9 @@ func checkExpressions(f *Facts, say *findingList) {
 	}
 	for _, e := range failures {
 		names := devices[e.Error()]
-		say.addFault("CH0315", fmt.Sprintf("%s fails for %s", e.Entry, countNoun(len(names), "device")),
-			fmt.Sprintf("The expression %s has the error: %s The entry does not apply to %s.", e.Expression, asSentence(oneLine(e.Err)), joinNames(names)),
-			configFixes("correct "+e.Entry+", for example with .?NAME.orValue(DEFAULT) for an attribute that some devices lack")...)
+		say.AddFault("CH0315", fmt.Sprintf("%s fails for %s", e.Entry, report.CountNoun(len(names), "device")),
+			fmt.Sprintf("The expression %s has the error: %s The entry does not apply to %s.", e.Expression, asSentence(oneLine(e.Err)), report.JoinNames(names)),
+			codes.ConfigFixes("correct "+e.Entry+", for example with .?NAME.orValue(DEFAULT) for an attribute that some devices lack")...)
 	}
 }
 
@@ -594,7 +596,7 @@ func expressionErrors(err error) (failed []*rules.ExpressionError, only bool) {
 }
 
 // checkOffered reports discovered devices if the configuration excludes all of them.
-func checkOffered(f *Facts, say *findingList) {
+func checkOffered(f *Facts, say *report.List) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known || f.Devices.Found == nil {
 		return
@@ -608,8 +610,8 @@ func checkOffered(f *Facts, say *findingList) {
 	}
 	slices.Sort(left)
 	if len(left) > 0 && len(snapshot.Devices) == 0 {
-		say.addFault("CH0313", fmt.Sprintf("the configuration excludes all devices: %s", countNoun(len(left), "device")),
-			"Without its entries exclude and resources, the node would offer "+joinNames(left)+".",
+		say.AddFault("CH0313", fmt.Sprintf("the configuration excludes all devices: %s", report.CountNoun(len(left), "device")),
+			"Without its entries exclude and resources, the node would offer "+report.JoinNames(left)+".",
 			"kubectl -n chandler get configmap chandler -o yaml")
 	}
 }

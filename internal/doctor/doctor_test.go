@@ -22,6 +22,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 	"chandler.dev/internal/terminal"
 )
 
@@ -32,7 +34,7 @@ func TestCodes(t *testing.T) {
 	if found := JudgeFacts(healthy()).Codes(); len(found) > 0 {
 		t.Fatalf("a healthy node has %v:\n%s", found, printed(t, healthy(), terminal.Plain, true))
 	}
-	for _, c := range Codes() {
+	for _, c := range codes.Codes() {
 		t.Run(c.ID, func(t *testing.T) {
 			break_, known := breaks[c.ID]
 			if !known {
@@ -40,11 +42,11 @@ func TestCodes(t *testing.T) {
 			}
 			f := healthy()
 			break_(f)
-			report := JudgeFacts(f)
-			if found := report.Codes(); !slices.Equal(found, []string{c.ID}) {
+			judged := JudgeFacts(f)
+			if found := judged.Codes(); !slices.Equal(found, []string{c.ID}) {
 				t.Fatalf("found %v:\n%s", found, printed(t, f, terminal.Plain, true))
 			}
-			for _, s := range report.Sections {
+			for _, s := range judged.Sections {
 				for _, finding := range s.Findings {
 					checkFinding(t, c, s.Category, finding)
 				}
@@ -52,7 +54,7 @@ func TestCodes(t *testing.T) {
 		})
 	}
 	for id := range breaks {
-		if _, known := Lookup(id); !known {
+		if _, known := codes.Lookup(id); !known {
 			t.Errorf("a test shows %s, which is no code", id)
 		}
 	}
@@ -61,7 +63,7 @@ func TestCodes(t *testing.T) {
 // placeholder matches the words in capitals that stand for names in the documentation.
 var placeholder = regexp.MustCompile(`\b(NAMESPACE|POD|NODE|ADDRESS|MODULE|UID|FILE|DRIVER)\b`)
 
-func checkFinding(t *testing.T, c Code, category Category, f Finding) {
+func checkFinding(t *testing.T, c codes.Code, category codes.Category, f report.Finding) {
 	t.Helper()
 	if f.Code == "" {
 		return
@@ -112,7 +114,7 @@ func TestUnboundAccelerators(t *testing.T) {
 		Function{Address: "0000:05:00.1", Class: "120000", Vendor: "8086", Device: "4fc1"},
 		Function{Address: "0000:06:00.0", Class: "120000", Vendor: "1e3b", Device: "0002", Override: "vfio-pci"}))
 	f.Host.Modules["vfio_pci"] = true
-	var findings []Finding
+	var findings []report.Finding
 	for _, s := range JudgeFacts(f).Sections {
 		for _, finding := range s.Findings {
 			if finding.Code != "" {
@@ -120,7 +122,7 @@ func TestUnboundAccelerators(t *testing.T) {
 			}
 		}
 	}
-	want := []Finding{{
+	want := []report.Finding{{
 		Text:  "2 accelerators have no kernel driver",
 		Cause: "No module with a driver for the device is loaded. The devices 03:00.0 8086:6240 and 05:00.1 8086:4fc1 cannot be allocated.",
 		Fix:   []string{"for a in 0000:03:00.0 0000:05:00.1; do", `  sudo modprobe "$(cat /sys/bus/pci/devices/$a/modalias)"`, "done"},
@@ -160,7 +162,7 @@ func TestCodesAreComplete(t *testing.T) {
 			checked[id] = true
 		}
 	}
-	for _, c := range Codes() {
+	for _, c := range codes.Codes() {
 		if seen[c.ID] || c.ID <= last || !regexp.MustCompile(`^CH0[1-7]\d\d$`).MatchString(c.ID) {
 			t.Errorf("%s: twice, not in order, or no code", c.ID)
 		}
@@ -187,28 +189,16 @@ func TestCodesAreComplete(t *testing.T) {
 	}
 }
 
-// All conditions of devices have a code.
-func TestCodeOf(t *testing.T) {
-	for _, condition := range discovery.Conditions() {
-		if _, known := Lookup(CodeOf(condition)); !known {
-			t.Errorf("%s has the code %q", condition, CodeOf(condition))
-		}
-	}
-	if CodeOf("") != "" {
-		t.Error("a device that is well has a code")
-	}
-}
-
 // docs is the directory of the documentation.
 const docs = "../../docs"
 
 // The pages match the codes. The flag -update writes the pages.
 func TestPages(t *testing.T) {
 	want := map[string]string{
-		"codes/README.md":    Index(),
-		"troubleshooting.md": TroubleshootingPage(),
+		"codes/README.md":    codes.Index(),
+		"troubleshooting.md": codes.TroubleshootingPage(),
 	}
-	for _, c := range Codes() {
+	for _, c := range codes.Codes() {
 		want["codes/"+c.ID+".md"] = c.Page()
 	}
 	files, err := filepath.Glob(filepath.Join(docs, "codes", "*"))
@@ -320,7 +310,7 @@ func TestJSON(t *testing.T) {
 
 func TestOnly(t *testing.T) {
 	for list, want := range map[string]int{"": 7, "devices": 1, "kubelet, apis": 2, "two APIs,runtime": 2} {
-		only, err := ParseCategories(list)
+		only, err := codes.ParseCategories(list)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +318,7 @@ func TestOnly(t *testing.T) {
 			t.Errorf("--only %q: %d sections, want %d", list, got, want)
 		}
 	}
-	if _, err := ParseCategories("device"); err == nil {
+	if _, err := codes.ParseCategories("device"); err == nil {
 		t.Error("a category that there is not is taken")
 	}
 }
@@ -407,9 +397,9 @@ func TestParts(t *testing.T) {
 		s.Devices[i].PartOf = &discovery.Silicon{Name: "gpu"}
 		condition(i, discovery.ConditionUnknown, noSchedule, "it is being reset", time.Minute)(f)
 	}
-	report := JudgeFacts(f, Devices)
-	var found []Finding
-	for _, finding := range report.Sections[0].Findings {
+	judged := JudgeFacts(f, codes.Devices)
+	var found []report.Finding
+	for _, finding := range judged.Sections[0].Findings {
 		if finding.Code != "" {
 			found = append(found, finding)
 		}
@@ -437,10 +427,10 @@ func TestNumberedShares(t *testing.T) {
 
 // Doctor reports no success for anything that could not be checked.
 func TestNoAnswer(t *testing.T) {
-	f := &Facts{Head: Head{Node: "n", Version: "v", Time: time.Unix(0, 0)}}
+	f := &Facts{Head: report.Head{Node: "n", Version: "v", Time: time.Unix(0, 0)}}
 	for _, s := range JudgeFacts(f).Sections {
 		for _, finding := range s.Findings {
-			if finding.Result == OK {
+			if finding.Result == codes.OK {
 				t.Errorf("%s: %q without having looked", s.Category, finding.Text)
 			}
 		}
@@ -468,20 +458,6 @@ func TestAgentBeside(t *testing.T) {
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	if found := JudgeFacts(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v of an agent that is ready", found)
-	}
-}
-
-// The likeliest causes of a symptom are codes with that symptom.
-func TestLikeliestHaveTheSymptom(t *testing.T) {
-	for symptom, ids := range likeliest {
-		for _, id := range ids {
-			if c, known := Lookup(id); !known || !slices.Contains(c.Symptoms, symptom) {
-				t.Errorf("%s has not the symptom %q", id, symptom)
-			}
-		}
-		if len(ids) > firstCauses {
-			t.Errorf("%q: %d causes are more than are described", symptom, len(ids))
-		}
 	}
 }
 
@@ -519,7 +495,7 @@ func TestCauseBeforeConsequence(t *testing.T) {
 		if line := JudgeFacts(f).Line(false); !strings.HasPrefix(line, code) {
 			t.Errorf("the line begins with another code: %s", line)
 		}
-		if line := JudgeFacts(f, Runtime).Line(false); !strings.HasPrefix(line, "CH0206") {
+		if line := JudgeFacts(f, codes.Runtime).Line(false); !strings.HasPrefix(line, "CH0206") {
 			t.Errorf("of the runtime alone: %s", line)
 		}
 	}
@@ -583,9 +559,9 @@ func TestEqualFaults(t *testing.T) {
 		for i, reason := range test.reasons {
 			snapshot.Devices[i].Health = discovery.Health{Status: discovery.Unhealthy, Condition: test.condition, Reason: reason}
 		}
-		report := JudgeFacts(f)
-		var findings []Finding
-		for _, s := range report.Sections {
+		judged := JudgeFacts(f)
+		var findings []report.Finding
+		for _, s := range judged.Sections {
 			for _, finding := range s.Findings {
 				if finding.Code != "" {
 					findings = append(findings, finding)
@@ -627,7 +603,7 @@ func TestVFIOIsReportedOnce(t *testing.T) {
 
 // A recorded host has no answer for most categories. The reason is printed once, and not with --quiet.
 func TestReasonOfARecording(t *testing.T) {
-	f := &Facts{Head: Head{Node: "n", Source: Recording, Time: now}}
+	f := &Facts{Head: report.Head{Node: "n", Source: report.Recording, Time: now}}
 	for quiet, want := range map[bool]int{false: 1, true: 0} {
 		if text := words(printed(t, f, terminal.Plain, quiet)); strings.Count(text, "has no information about") != want {
 			t.Errorf("quiet %t: printed\n%s", quiet, text)
@@ -635,22 +611,9 @@ func TestReasonOfARecording(t *testing.T) {
 	}
 }
 
-// The rest of a command has no prompt, so that users can paste the whole command.
-func TestExplanationOfALongCommand(t *testing.T) {
-	for _, c := range Codes() {
-		var b strings.Builder
-		if err := c.WriteExplanation(&b, terminal.Style{Width: 60}); err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Count(b.String(), "\n  $ "); got != len(c.Fixes) {
-			t.Errorf("%s: %d prompts of %d commands:\n%s", c.ID, got, len(c.Fixes), &b)
-		}
-	}
-}
-
 // With --quiet, the skipped checks of a node are separate from each other.
 func TestQuietSeparatesSkippedChecks(t *testing.T) {
-	f := &Facts{Head: Head{Node: "n", Time: now}, NoKubelet: "no kubelet, and no containers", NoCluster: "no cluster"}
+	f := &Facts{Head: report.Head{Node: "n", Time: now}, NoKubelet: "no kubelet, and no containers", NoCluster: "no cluster"}
 	f.Host.Functions = KnownAnswer([]Function{})
 	if text := words(printed(t, f, terminal.Plain, true)); !strings.Contains(text, "not checked: no kubelet, and no containers; the kernel modules") {
 		t.Errorf("printed\n%s", text)

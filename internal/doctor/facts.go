@@ -10,6 +10,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 // Answer is a fact, or the reason why the fact is unknown.
@@ -47,26 +49,10 @@ func (a Answer[T]) unknownReason() string {
 // UnknownVersion stands for an unknown version of Kubernetes.
 const UnknownVersion = "of unknown version"
 
-// Head describes the subject of a report.
-type Head struct {
-	Node       string
-	Kubernetes string // the version of the kubelet, or else of the API server; "" without Kubernetes
-	Version    string // the version of this program
-	Time       time.Time
-	Source     string // the source of the facts instead of a node: [Recording] or [Copy], which have no services
-	HostRoot   string // the directory of a [Copy]
-}
-
-// The sources of facts other than a node.
-const (
-	Recording = "host recording"
-	Copy      = "copy of a host"
-)
-
 // Facts are the input of the checks. The zero value of each fact means that it was not
 // gathered.
 type Facts struct {
-	Head
+	report.Head
 
 	// NoKubelet is the reason why the node has no kubelet, and NoCluster the reason why no API
 	// server is available; both are "" otherwise.
@@ -83,20 +69,20 @@ type Facts struct {
 
 // uncheckedReason returns the reason why a category cannot be checked, or "". mention is false if
 // the finding of another category already states the same reason.
-func (f *Facts) uncheckedReason(c Category) (why string, mention bool) {
+func (f *Facts) uncheckedReason(c codes.Category) (why string, mention bool) {
 	switch {
-	case c == Devices || c == Host:
+	case c == codes.Devices || c == codes.Host:
 		return "", true
 	case f.Source != "":
 		return "the " + f.Source + " has no information about the kubelet, the container runtime, the cluster and the agent", true
 	case f.NoKubelet != "" && f.NoCluster != "":
-		if c == Kubelet {
+		if c == codes.Kubelet {
 			return f.NoKubelet + ": kubelet, container runtime, cluster and agent are not checked", true
 		}
 		return f.NoKubelet, false
-	case c == Cluster:
+	case c == codes.Cluster:
 		return f.NoCluster, true
-	case c == APIs:
+	case c == codes.APIs:
 		return "", true
 	}
 	return f.NoKubelet, true

@@ -13,6 +13,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/doctor/report"
 )
 
 var now = time.Date(2026, 11, 20, 9, 50, 21, 0, time.UTC)
@@ -64,7 +65,7 @@ func healthy() *Facts {
 		Status:     corev1.PodStatus{StartTime: new(ago(17 * 24 * time.Hour)), ContainerStatuses: []corev1.ContainerStatus{{}}},
 	}
 	return &Facts{
-		Head: Head{Node: "gpu-node-07", Kubernetes: "v1.37.0", Version: "0.9.0", Time: now},
+		Head: report.Head{Node: "gpu-node-07", Kubernetes: "v1.37.0", Version: "0.9.0", Time: now},
 		Devices: DeviceFacts{
 			Snapshot: KnownAnswer(snapshot), Found: found, API: KnownAnswer(api), Waits: KnownAnswer[[]Wait](nil),
 			Holders: map[string][]Holder{"pci-0000-9e-00-0": {{Namespace: "ml", Pod: "llama-7b-worker-1", Owner: "claim ml/llama", API: discovery.ModeDRA}}},
@@ -107,7 +108,7 @@ func healthy() *Facts {
 }
 
 func laptop() *Facts {
-	f := &Facts{Head: Head{Node: "mara-t14", Version: "0.9.0", Time: now}, NoKubelet: "no kubelet runs on this machine", NoCluster: "the API server is unknown: set --kubeconfig"}
+	f := &Facts{Head: report.Head{Node: "mara-t14", Version: "0.9.0", Time: now}, NoKubelet: "no kubelet runs on this machine", NoCluster: "the API server is unknown: set --kubeconfig"}
 	h := healthy()
 	f.Devices = DeviceFacts{Snapshot: h.Devices.Snapshot, Found: h.Devices.Found}
 	f.Host = HostFacts{Functions: h.Host.Functions, Modules: h.Host.Modules, Proc: KnownAnswer(true), SELinux: KnownAnswer(SELinux{})}

@@ -9,23 +9,25 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 var hostChecks = []check{
-	{Host, []string{"CH0409"}, checkProc},
-	{Host, []string{"CH0401", "CH0402"}, checkIOMMU},
-	{Host, []string{"CH0304"}, checkDrivers},
-	{Host, []string{"CH0305"}, checkNodes},
-	{Host, []string{"CH0403"}, checkModules},
-	{Host, []string{"CH0404"}, checkSELinux},
-	{Host, []string{"CH0405"}, checkClock},
-	{Host, []string{"CH0406", "CH0407"}, checkSpace},
-	{Host, []string{"CH0408"}, checkState},
+	{codes.Host, []string{"CH0409"}, checkProc},
+	{codes.Host, []string{"CH0401", "CH0402"}, checkIOMMU},
+	{codes.Host, []string{"CH0304"}, checkDrivers},
+	{codes.Host, []string{"CH0305"}, checkNodes},
+	{codes.Host, []string{"CH0403"}, checkModules},
+	{codes.Host, []string{"CH0404"}, checkSELinux},
+	{codes.Host, []string{"CH0405"}, checkClock},
+	{codes.Host, []string{"CH0406", "CH0407"}, checkSpace},
+	{codes.Host, []string{"CH0408"}, checkState},
 }
 
-func checkProc(f *Facts, say *findingList) {
+func checkProc(f *Facts, say *report.List) {
 	if proc, known := f.Host.Proc.get(); known && !proc {
-		say.addFault("CH0409", "--host-root is not the root directory of a host",
+		say.AddFault("CH0409", "--host-root is not the root directory of a host",
 			"The directory has no /proc of a kernel, so its files do not describe this machine.",
 			"chandler doctor --host-root=/")
 	}
@@ -39,10 +41,10 @@ func isVFIO(driver string) bool { return strings.HasPrefix(driver, "vfio") }
 // pcieport's driver_managed_dma since Linux 6.0).
 func (f Function) isBridge() bool { return strings.HasPrefix(f.Class, "06") }
 
-func checkIOMMU(f *Facts, say *findingList) {
+func checkIOMMU(f *Facts, say *report.List) {
 	functions, known := f.Host.Functions.get()
 	if !known {
-		say.not("the PCI bus: %s", f.Host.Functions.unknownReason())
+		say.AddSkipped("the PCI bus: %s", f.Host.Functions.unknownReason())
 		return
 	}
 	groups := make(map[string][]Function)
@@ -53,15 +55,15 @@ func checkIOMMU(f *Facts, say *findingList) {
 	}
 	switch bound := f.boundToVFIO(); {
 	case len(groups) == 0 && len(bound) > 0:
-		say.addFault("CH0401", fmt.Sprintf("the IOMMU is off, but %s bound to vfio", countVerb(len(bound), "function")),
-			fmt.Sprintf("%s cannot be used safely: without an IOMMU, the device could access all memory of the host.", joinNames(bound)),
+		say.AddFault("CH0401", fmt.Sprintf("the IOMMU is off, but %s bound to vfio", countVerb(len(bound), "function")),
+			fmt.Sprintf("%s cannot be used safely: without an IOMMU, the device could access all memory of the host.", report.JoinNames(bound)),
 			"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot")
 		return
 	case len(groups) == 0:
-		say.addOK("no IOMMU groups, and no device needs them")
+		say.AddOK("no IOMMU groups, and no device needs them")
 		return
 	}
-	before, shared := len(say.findings), false
+	before, shared := len(say.Findings), false
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		var theirs, others []string
 		for _, function := range groups[name] {
@@ -84,11 +86,11 @@ func checkIOMMU(f *Facts, say *findingList) {
 			at, _, _ := strings.Cut(function, " ")
 			fix = append(fix, fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/devices/%s/driver/unbind; echo %s > /sys/bus/pci/drivers_probe"`, at, at, at, at))
 		}
-		say.addFault("CH0402", fmt.Sprintf("IOMMU group %s has both vfio functions and functions of the host", name),
-			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only if no function of it has a driver of the host.", joinNames(theirs), joinNames(others)), fix...)
+		say.AddFault("CH0402", fmt.Sprintf("IOMMU group %s has both vfio functions and functions of the host", name),
+			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only if no function of it has a driver of the host.", report.JoinNames(theirs), report.JoinNames(others)), fix...)
 	}
-	if say.noneSince(before) && !shared {
-		say.addOK("the IOMMU is on: %s, none with both vfio functions and functions of the host", countNoun(len(groups), "group"))
+	if say.NoFaultSince(before) && !shared {
+		say.AddOK("the IOMMU is on: %s, none with both vfio functions and functions of the host", report.CountNoun(len(groups), "group"))
 	}
 }
 
@@ -111,12 +113,12 @@ func (f *Facts) lacksDriver() bool {
 }
 
 // checkDrivers reports accelerators without a driver that no family describes.
-func checkDrivers(f *Facts, say *findingList) {
+func checkDrivers(f *Facts, say *report.List) {
 	functions, known := f.Host.Functions.get()
 	if !known {
 		return
 	}
-	before, accelerators, lacksOther := len(say.findings), 0, false
+	before, accelerators, lacksOther := len(say.Findings), 0, false
 	byOverride := make(map[string][]Function)
 	for _, function := range functions {
 		accelerator := slices.ContainsFunc(accelerates, func(class string) bool { return strings.HasPrefix(function.Class, class) })
@@ -135,13 +137,13 @@ func checkDrivers(f *Facts, say *findingList) {
 	for _, override := range slices.Sorted(maps.Keys(byOverride)) {
 		reportUnbound(say, byOverride[override], override)
 	}
-	if say.noneSince(before) && accelerators > 0 && !f.lacksDriver() && !lacksOther {
-		say.addOK("every accelerator has a kernel driver")
+	if say.NoFaultSince(before) && accelerators > 0 && !f.lacksDriver() && !lacksOther {
+		say.AddOK("every accelerator has a kernel driver")
 	}
 }
 
 // reportUnbound reports functions without a driver that have the same driver_override, or none.
-func reportUnbound(say *findingList, functions []Function, override string) {
+func reportUnbound(say *report.List, functions []Function, override string) {
 	var names, addresses []string
 	var fixes [][]string
 	for _, function := range functions {
@@ -156,13 +158,13 @@ func reportUnbound(say *findingList, functions []Function, override string) {
 	}
 	text, devices := names[0]+" has no kernel driver", "The device"
 	if len(names) > 1 {
-		text, devices = countNoun(len(names), "accelerator")+" have no kernel driver", "The devices "+joinNames(names)
+		text, devices = report.CountNoun(len(names), "accelerator")+" have no kernel driver", "The devices "+report.JoinNames(names)
 	}
 	cause := "No module with a driver for the device is loaded."
 	if override != "" {
 		cause = fmt.Sprintf("The driver_override is %s, but this driver is not bound.", override)
 	}
-	say.addFault("CH0304", text, cause+" "+devices+" cannot be allocated.", inLoop(addresses, fixes)...)
+	say.AddFault("CH0304", text, cause+" "+devices+" cannot be allocated.", inLoop(addresses, fixes)...)
 }
 
 // hasDevice reports whether discovery found a device at a PCI address.
@@ -180,7 +182,7 @@ func (f *Facts) hasFixFor(at string) bool {
 
 // checkNodes reports success if all device nodes exist. checkHealth reports missing nodes, and nodes
 // with unknown numbers. A recording or a copy may have files in place of the nodes.
-func checkNodes(f *Facts, say *findingList) {
+func checkNodes(f *Facts, say *report.List) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
 		return
@@ -195,19 +197,19 @@ func checkNodes(f *Facts, say *findingList) {
 	switch {
 	case nodes == 0:
 	case f.Source != "":
-		say.addOK("every device node exists")
+		say.AddOK("every device node exists")
 	default:
-		say.addOK("every device node exists with the kernel's numbers")
+		say.AddOK("every device node exists with the kernel's numbers")
 	}
 }
 
-func checkModules(f *Facts, say *findingList) {
+func checkModules(f *Facts, say *report.List) {
 	if f.Host.Modules == nil {
-		say.not("the kernel modules: /sys/module cannot be read")
+		say.AddSkipped("the kernel modules: /sys/module cannot be read")
 		return
 	}
 	functions, _ := f.Host.Functions.get()
-	before, overrides := len(say.findings), 0
+	before, overrides := len(say.Findings), 0
 	wanted := make(map[string][]string)
 	for _, function := range functions {
 		if function.Override != "" {
@@ -218,41 +220,38 @@ func checkModules(f *Facts, say *findingList) {
 		}
 	}
 	for _, driver := range slices.Sorted(maps.Keys(wanted)) {
-		say.addFault("CH0403", fmt.Sprintf("the module %s is not loaded", driver),
-			fmt.Sprintf("The driver_override of %s names this module. A device without a driver cannot be allocated.", joinNames(wanted[driver])),
+		say.AddFault("CH0403", fmt.Sprintf("the module %s is not loaded", driver),
+			fmt.Sprintf("The driver_override of %s names this module. A device without a driver cannot be allocated.", report.JoinNames(wanted[driver])),
 			"sudo modprobe "+driver, fmt.Sprintf("echo %s | sudo tee /etc/modules-load.d/%s.conf", driver, driver))
 	}
 	if f.Host.Virtual && !f.Host.Modules["kvm"] {
-		say.addFault("CH0403", "the module kvm is not loaded",
+		say.AddFault("CH0403", "the module kvm is not loaded",
 			"The processors support virtualization, but /dev/kvm is missing.",
 			"sudo modprobe kvm_intel || sudo modprobe kvm_amd")
 	}
-	if say.noneSince(before) && overrides > 0 {
-		say.addOK("every driver that a driver_override names is bound or has its module loaded")
+	if say.NoFaultSince(before) && overrides > 0 {
+		say.AddOK("every driver that a driver_override names is bound or has its module loaded")
 	}
 }
 
-func checkSELinux(f *Facts, say *findingList) {
+func checkSELinux(f *Facts, say *report.List) {
 	linux, known := f.Host.SELinux.get()
 	switch {
 	case !known:
 		return
 	case !linux.Enforcing:
-		say.addOK("SELinux is off or permissive")
+		say.AddOK("SELinux is off or permissive")
 	case linux.Agent == "":
-		say.not("SELinux is enforcing, but the type of the agent cannot be read")
+		say.AddSkipped("SELinux is enforcing, but the type of the agent cannot be read")
 	case isConfined(linux.Agent):
-		say.addFault("CH0404", "SELinux blocks the agent",
+		say.AddFault("CH0404", "SELinux blocks the agent",
 			fmt.Sprintf("The agent runs as %s. This type must not connect to the kubelet's sockets or write to its directories.", linux.Agent),
-			helmSet+" --set seLinux.type=container_device_plugin_t", seLinuxPatch+"   # with the plain manifests",
+			codes.HelmSet+" --set seLinux.type=container_device_plugin_t", codes.SELinuxPatch+"   # with the plain manifests",
 			"sudo ausearch -m avc -ts recent")
 	default:
-		say.addOK("SELinux is enforcing, and the agent runs as %s", linux.Agent)
+		say.AddOK("SELinux is enforcing, and the agent runs as %s", linux.Agent)
 	}
 }
-
-// seLinuxPatch gives the agent's container the type that may connect to the kubelet.
-const seLinuxPatch = `kubectl -n chandler patch daemonset chandler -p '{"spec":{"template":{"spec":{"containers":[{"name":"chandler","securityContext":{"seLinuxOptions":{"type":"container_device_plugin_t"}}}]}}}}'`
 
 // isConfined reports whether an SELinux context has the type of ordinary containers.
 func isConfined(context string) bool {
@@ -264,20 +263,20 @@ func isConfined(context string) bool {
 // every ten seconds, and certificates and tokens are valid from their time of creation.
 const maxSkew = 30 * time.Second
 
-func checkClock(f *Facts, say *findingList) {
+func checkClock(f *Facts, say *report.List) {
 	skew, known := f.Host.Skew.get()
 	if !known {
 		return
 	}
 	if skew.Abs() <= maxSkew {
-		say.addOK("the clock matches the API server's")
+		say.AddOK("the clock matches the API server's")
 		return
 	}
 	direction := "ahead of"
 	if skew < 0 {
 		direction = "behind"
 	}
-	say.addFault("CH0405", fmt.Sprintf("the clock is %s %s the API server's", skew.Abs().Round(time.Second), direction),
+	say.AddFault("CH0405", fmt.Sprintf("the clock is %s %s the API server's", skew.Abs().Round(time.Second), direction),
 		"Certificates and tokens may appear to be expired or not yet valid, and the times of device faults are wrong.",
 		"timedatectl status", "sudo systemctl restart systemd-timesyncd || sudo systemctl restart chronyd")
 }
@@ -305,34 +304,34 @@ func (f *Facts) fullDisk() (code, dir string) {
 	return "", ""
 }
 
-func checkSpace(f *Facts, say *findingList) {
+func checkSpace(f *Facts, say *report.List) {
 	spaces, known := f.Host.Space.get()
 	if !known {
 		return
 	}
-	before := len(say.findings)
+	before := len(say.Findings)
 	for _, s := range spaces {
 		if s.isFull() {
-			say.addFault("CH0406", fmt.Sprintf("the disk with %[2]s has %[1]d MiB of free space", s.Free>>20, s.Path),
+			say.AddFault("CH0406", fmt.Sprintf("the disk with %[2]s has %[1]d MiB of free space", s.Free>>20, s.Path),
 				"The agent records each allocation before it allocates a device. With a full disk, no claim is prepared and no device is allocated.",
 				"df -h "+s.Path, "sudo journalctl --vacuum-size=200M", "sudo crictl rmi --prune")
 		}
 		if s.lacksInodes() {
-			say.addFault("CH0407", fmt.Sprintf("the disk with %[2]s has %[1]d free inodes", s.INFree, s.Path),
+			say.AddFault("CH0407", fmt.Sprintf("the disk with %[2]s has %[1]d free inodes", s.INFree, s.Path),
 				"No files can be created there, whatever space is free.",
 				"df -i "+s.Path, "sudo du --inodes -xd1 / | sort -n | tail", "sudo crictl rmi --prune")
 		}
 	}
-	if say.noneSince(before) && len(spaces) > 0 {
-		say.addOK("the disk has free space for records and CDI specs")
+	if say.NoFaultSince(before) && len(spaces) > 0 {
+		say.AddOK("the disk has free space for records and CDI specs")
 	}
 }
 
-func checkState(f *Facts, say *findingList) {
+func checkState(f *Facts, say *report.List) {
 	why, known := f.Host.State.get()
 	if !known || why == "" {
 		return
 	}
-	say.addFault("CH0408", "the agent's directory is not writable", asSentence(why)+" No claim can be prepared.",
+	say.AddFault("CH0408", "the agent's directory is not writable", asSentence(why)+" No claim can be prepared.",
 		fmt.Sprintf("findmnt -T %s", f.Kubelet.Root), fmt.Sprintf("sudo mount -o remount,rw $(findmnt -no TARGET -T %s)", f.Kubelet.Root))
 }

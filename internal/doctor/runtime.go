@@ -9,13 +9,16 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/version"
+
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 var runtimeChecks = []check{
-	{Runtime, []string{"CH0201", "CH0202", "CH0203", "CH0208"}, checkRuntime},
-	{Runtime, []string{"CH0205"}, checkSpecDir},
-	{Runtime, []string{"CH0204", "CH0206"}, checkSpecs},
-	{Runtime, []string{"CH0207"}, checkSpecErrors},
+	{codes.Runtime, []string{"CH0201", "CH0202", "CH0203", "CH0208"}, checkRuntime},
+	{codes.Runtime, []string{"CH0205"}, checkSpecDir},
+	{codes.Runtime, []string{"CH0204", "CH0206"}, checkSpecs},
+	{codes.Runtime, []string{"CH0207"}, checkSpecErrors},
 }
 
 // firstCDI are the first versions of runtimes that support CDI specs. containerd 1.7 requires
@@ -35,17 +38,17 @@ func IsBeforeCDI(name string, v *version.Version) bool {
 // seconds, as is the boot time.
 const startSlack = 5 * time.Second
 
-func checkRuntime(f *Facts, say *findingList) {
+func checkRuntime(f *Facts, say *report.List) {
 	r := f.Runtime
 	name := strings.TrimSpace(r.Name + " " + r.Version)
 	if v, err := version.ParseGeneric(r.Version); err == nil && IsBeforeCDI(r.Name, v) {
-		say.addFault("CH0201", name+" is too old for CDI", fmt.Sprintf("%s supports CDI specs from %s on. Pods with a claim start without their devices.", r.Name, firstCDI[r.Name]),
+		say.AddFault("CH0201", name+" is too old for CDI", fmt.Sprintf("%s supports CDI specs from %s on. Pods with a claim start without their devices.", r.Name, firstCDI[r.Name]),
 			"kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade "+r.Name, "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until then")
 		return
 	}
 	config, known := r.Config.get()
 	if !known {
-		say.not("whether CDI is on: %s", r.Config.unknownReason())
+		say.AddSkipped("whether CDI is on: %s", r.Config.unknownReason())
 		return
 	}
 	if name == "" {
@@ -68,14 +71,14 @@ func checkRuntime(f *Facts, say *findingList) {
 			cause += fmt.Sprintf(" The version of %s is unknown here. From containerd 2.4 on CDI is always on, and that line has no effect.", r.Name)
 			fix = append([]string{"containerd --version"}, fix...)
 		}
-		say.addFault("CH0202", name+" does not read CDI specs", cause, fix...)
+		say.AddFault("CH0202", name+" does not read CDI specs", cause, fix...)
 	case !slices.ContainsFunc(config.SpecDirs, func(dir string) bool { return sameDir(dir, r.Dir) }):
-		say.addFault("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims to another directory.", joinNames(config.SpecDirs)),
+		say.AddFault("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims to another directory.", report.JoinNames(config.SpecDirs)),
 			fmt.Sprintf("sudo sed -i 's|cdi_spec_dirs = .*|cdi_spec_dirs = [\"/etc/cdi\", %q]|' %s", r.Dir, file), restart)
 	case !config.Started.IsZero() && config.Changed.After(config.Started.Add(startSlack)):
-		say.addFault("CH0208", name+" still uses an older configuration", fmt.Sprintf("%s changed at %s, and %s has run since %s.", file, config.Changed.UTC().Format("2006-01-02 15:04"), r.Name, config.Started.UTC().Format("2006-01-02 15:04")), restart)
+		say.AddFault("CH0208", name+" still uses an older configuration", fmt.Sprintf("%s changed at %s, and %s has run since %s.", file, config.Changed.UTC().Format("2006-01-02 15:04"), r.Name, config.Started.UTC().Format("2006-01-02 15:04")), restart)
 	default:
-		say.addOK("%s: CDI is on, with the directories %s", name, joinNames(config.SpecDirs))
+		say.AddOK("%s: CDI is on, with the directories %s", name, report.JoinNames(config.SpecDirs))
 	}
 }
 
@@ -86,15 +89,15 @@ func sameDir(a, b string) bool {
 	return clean(a) == clean(b)
 }
 
-func checkSpecDir(f *Facts, say *findingList) {
+func checkSpecDir(f *Facts, say *report.List) {
 	if why, known := f.Runtime.Writable.get(); known && why != "" {
-		say.addFault("CH0205", "the directory for CDI specs is not writable", asSentence(why)+" No claim is prepared.",
+		say.AddFault("CH0205", "the directory for CDI specs is not writable", asSentence(why)+" No claim is prepared.",
 			"sudo mkdir -p "+f.Runtime.Dir, "findmnt -T "+f.Runtime.Dir)
 	}
 }
 
 // checkSpecs compares the CDI specs of claims with the records.
-func checkSpecs(f *Facts, say *findingList) {
+func checkSpecs(f *Facts, say *report.List) {
 	specs, known := f.Runtime.Specs.get()
 	records, read := f.Agent.Records.get()
 	if !known || !read {
@@ -102,10 +105,10 @@ func checkSpecs(f *Facts, say *findingList) {
 		if known {
 			why = f.Agent.Records.unknownReason()
 		}
-		say.not("whether each CDI spec belongs to a claim: %s", why)
+		say.AddSkipped("whether each CDI spec belongs to a claim: %s", why)
 		return
 	}
-	before := len(say.findings)
+	before := len(say.Findings)
 	there, claimed := make(map[string]bool), make(map[string]bool)
 	for _, s := range specs {
 		there[s.UID] = true
@@ -115,28 +118,28 @@ func checkSpecs(f *Facts, say *findingList) {
 		if !there[r.UID] && !r.Past {
 			text, cause := fmt.Sprintf("the CDI spec of claim %s/%s is missing", r.Namespace, r.Name), "The claim is prepared, but its spec is not in "+f.Runtime.Dir+". A container that starts now does not get its devices."
 			if code, dir := f.fullDisk(); code != "" {
-				say.addFault("CH0206", text, fmt.Sprintf("%s The disk with %s is full: free space first (%s). Then a running agent writes the spec again within 30 s.", cause, dir, code), "chandler explain "+code)
-				say.setFollows(code)
+				say.AddFault("CH0206", text, fmt.Sprintf("%s The disk with %s is full: free space first (%s). Then a running agent writes the spec again within 30 s.", cause, dir, code), "chandler explain "+code)
+				say.SetFollows(code)
 				continue
 			}
-			say.addFault("CH0206", text, cause+" A running agent writes it again within 30 s.", "kubectl -n chandler rollout restart daemonset chandler")
+			say.AddFault("CH0206", text, cause+" A running agent writes it again within 30 s.", "kubectl -n chandler rollout restart daemonset chandler")
 		}
 	}
 	sealed := strings.Join(records.SetAside, " ")
 	for _, s := range specs {
 		if !claimed[s.UID] && !strings.Contains(sealed, s.UID) {
-			say.addFault("CH0204", "a CDI spec remains for a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, which has no record. An agent that starts now does not allocate the devices of the spec until it has checked with the kubelet and the API server, for about five minutes.", s.File, s.UID),
+			say.AddFault("CH0204", "a CDI spec remains for a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, which has no record. An agent that starts now does not allocate the devices of the spec until it has checked with the kubelet and the API server, for about five minutes.", s.File, s.UID),
 				"kubectl get resourceclaims -A -o jsonpath='{range .items[*]}{.metadata.uid} {.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}' | grep "+s.UID+"   # if there is no such claim:", "sudo rm "+s.File)
 		}
 	}
-	if say.noneSince(before) {
-		say.addOK("every CDI spec belongs to a claim")
+	if say.NoFaultSince(before) {
+		say.AddOK("every CDI spec belongs to a claim")
 	}
 }
 
-func checkSpecErrors(f *Facts, say *findingList) {
+func checkSpecErrors(f *Facts, say *report.List) {
 	for _, file := range slices.Sorted(maps.Keys(f.Runtime.Errors)) {
-		say.addFault("CH0207", path.Base(file)+" is not a valid CDI spec", asSentence(strings.Join(f.Runtime.Errors[file], "; "))+" Runtimes ignore it, and devices that other specs define as well.",
+		say.AddFault("CH0207", path.Base(file)+" is not a valid CDI spec", asSentence(strings.Join(f.Runtime.Errors[file], "; "))+" Runtimes ignore it, and devices that other specs define as well.",
 			"sudo cat "+file, "sudo mv "+file+" /root/")
 	}
 }

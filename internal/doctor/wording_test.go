@@ -12,12 +12,14 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 // findingsOf returns the findings of a snapshot's checks, as lines.
 func findingsOf(f *Facts) string {
 	var lines []string
-	for _, section := range JudgeFacts(f, Devices, Host).Sections {
+	for _, section := range JudgeFacts(f, codes.Devices, codes.Host).Sections {
 		for _, finding := range section.Findings {
 			lines = append(lines, finding.Text+" | "+finding.Cause+" | "+strings.Join(finding.Fix, "; "))
 		}
@@ -26,7 +28,7 @@ func findingsOf(f *Facts) string {
 }
 
 func factsOf(s *rules.Snapshot) *Facts {
-	return &Facts{Head: Head{Time: now}, Devices: DeviceFacts{Snapshot: KnownAnswer(s)}, Host: HostFacts{Functions: KnownAnswer([]Function{{Address: "0000:00:01.0", Class: "060000"}})}}
+	return &Facts{Head: report.Head{Time: now}, Devices: DeviceFacts{Snapshot: KnownAnswer(s)}, Host: HostFacts{Functions: KnownAnswer([]Function{{Address: "0000:00:01.0", Class: "060000"}})}}
 }
 
 // A directory is not a device, and a machine without accelerators gets no praise for their drivers.
@@ -45,13 +47,13 @@ func TestNoDevices(t *testing.T) {
 func TestRecordForAReport(t *testing.T) {
 	s := &rules.Snapshot{Problems: []discovery.Problem{{Device: "usb-2-2", Err: errors.New("attribute idProduct: empty")}}}
 	for source, want := range map[string]string{
-		"":        "chandler record -o node.host",
-		Copy:      "chandler record --host-root=/mnt/rack7 -o node.host",
-		Recording: "repair this",
+		"":               "chandler record -o node.host",
+		report.Copy:      "chandler record --host-root=/mnt/rack7 -o node.host",
+		report.Recording: "repair this",
 	} {
 		f := factsOf(s)
 		f.Source, f.HostRoot = source, "/mnt/rack7"
-		if got := findingsOf(f); !strings.Contains(got, want) || source == Recording && strings.Contains(got, "record ") {
+		if got := findingsOf(f); !strings.Contains(got, want) || source == report.Recording && strings.Contains(got, "record ") {
 			t.Errorf("%q: got\n%s", source, got)
 		}
 	}
@@ -106,7 +108,7 @@ func TestDeviceNodesThatAreKnown(t *testing.T) {
 		want   string
 	}{
 		{discovery.Healthy, "", "every device node exists with the kernel's numbers |"},
-		{discovery.Healthy, Copy, "every device node exists |"},
+		{discovery.Healthy, report.Copy, "every device node exists |"},
 		{discovery.Unknown, "", ""},
 	} {
 		d := functionAt("0000:03:00.0")

@@ -9,7 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
 	"chandler.dev/internal/inventory"
 )
 
@@ -82,7 +82,7 @@ func (v *view) healthItem(s *silicon, devices []*device) attention {
 	d := devices[0]
 	effect := d.Health.Effect
 	item := attention{
-		Kind: d.Kind, Href: d.ID, Code: doctor.CodeOf(d.Health.Condition), Cond: fmt.Sprintf("%s, %s", d.Health.Condition, effect),
+		Kind: d.Kind, Href: d.ID, Code: codes.CodeOf(d.Health.Condition), Cond: fmt.Sprintf("%s, %s", d.Health.Condition, effect),
 		Why: asSentence(d.ProblemText()), Since: stampOf(d.Health.Since, v.inv.At), begin: d.Health.Since.Unix(),
 	}
 	it, has := "it", "has it"
@@ -214,7 +214,7 @@ func (v *view) goneItems() (items []attention) {
 			then = "has it."
 		}
 		items = append(items, attention{
-			Glyph: glyph{class, "g-" + class + "-held", ""}, Name: callName(gone.Device), Code: doctor.CodeOf(discovery.ConditionGone),
+			Glyph: glyph{class, "g-" + class + "-held", ""}, Name: callName(gone.Device), Code: codes.CodeOf(discovery.ConditionGone),
 			Cond: fmt.Sprintf("%s, %s", gone.Health.Condition, gone.Health.Effect), Why: asSentence(gone.Health.Reason),
 			Who: firstAndMore(gone.Hit), Then: then, Since: stampOf(gone.Health.Since, v.inv.At), begin: gone.Health.Since.Unix(),
 		})

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
 	"chandler.dev/internal/inventory"
 )
 
@@ -206,7 +206,7 @@ func (v *view) sayOf(p *panel, s *silicon) {
 		}
 		one.Glyph.Class = d.healthLevel()
 		p.Says = append(p.Says, one)
-		p.Code = doctor.CodeOf(key)
+		p.Code = codes.CodeOf(key)
 		p.Do = append(p.Do, "chandler explain "+p.Code)
 		if len(d.Holders) > 0 && d.Holders[0].Pod != "" && d.healthLevel() == "bad" {
 			p.Do = append(p.Do, fmt.Sprintf("kubectl -n %s delete pod %s", d.Holders[0].Namespace, d.Holders[0].Pod))

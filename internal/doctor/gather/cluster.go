@@ -20,6 +20,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
 )
 
 // fromCache allows the API server to answer from its cache, which is recent enough and cheap.
@@ -38,7 +39,7 @@ func gatherCluster(ctx context.Context, o Options, config *rest.Config, f *docto
 	ctx, cancel := context.WithTimeout(ctx, 3*Patience)
 	defer cancel()
 	queryServer(ctx, o, client, f)
-	if c.Server.Unknown == "" && o.needs(doctor.Host) {
+	if c.Server.Unknown == "" && o.needs(codes.Host) {
 		f.Host.Skew = doctor.AnswerOf(clockSkew(ctx, config))
 	}
 }
@@ -52,7 +53,7 @@ func queryServer(ctx context.Context, o Options, client kubernetes.Interface, f 
 		return
 	}
 	c.Server = doctor.KnownAnswer(info.GitVersion)
-	if o.needs(doctor.Cluster, doctor.APIs) {
+	if o.needs(codes.Cluster, codes.APIs) {
 		c.DRA = doctor.AnswerOf(servedDRA(client))
 	}
 	if c.DRA.Value != "" {
@@ -68,10 +69,10 @@ func queryServer(ctx context.Context, o Options, client kubernetes.Interface, f 
 	} else {
 		f.Kubernetes = info.GitVersion
 	}
-	if o.needs(doctor.Kubelet, doctor.Agent, doctor.Cluster) {
+	if o.needs(codes.Kubelet, codes.Agent, codes.Cluster) {
 		listPods(ctx, o, client, f)
 	}
-	if o.needs(doctor.Cluster) {
+	if o.needs(codes.Cluster) {
 		c.Policies = doctor.AnswerOf(missingPolicies(ctx, client, c.DRA.Value != ""))
 		c.Rights = doctor.AnswerOf(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value != ""))
 	}
@@ -113,7 +114,7 @@ func servedDRA(client kubernetes.Interface) (string, error) {
 func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.ClusterFacts) {
 	client := draclient.New(of)
 	options := fromCache
-	if !o.needs(doctor.Cluster) {
+	if !o.needs(codes.Cluster) {
 		options.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
 	}
 	slices, err := client.ResourceSlices().List(ctx, options)
@@ -127,7 +128,7 @@ func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.
 	} else {
 		c.Slices = doctor.KnownAnswer(slices.Items)
 	}
-	if !o.needs(doctor.Cluster) {
+	if !o.needs(codes.Cluster) {
 		return
 	}
 	classes, err := client.DeviceClasses().List(ctx, fromCache)

@@ -33,6 +33,8 @@ import (
 	"chandler.dev/internal/apitest"
 	"chandler.dev/internal/apitest/older"
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 // server is a fake API server that tests can configure.
@@ -42,7 +44,7 @@ type server struct {
 	older   string            // the only version of resource.k8s.io served; "" for v1
 	denied  map[string]string // denied requests, by verb and resource: "agent" or "self"
 	user    string            // the user of the requests
-	only    []doctor.Category // as in [Options]
+	only    []codes.Category  // as in [Options]
 
 	requests []clienttesting.Action // set by facts
 }
@@ -111,7 +113,7 @@ func (s *server) facts() *doctor.Facts {
 		}
 		return false, nil, nil
 	})
-	f := &doctor.Facts{Head: doctor.Head{Node: "n", Version: "v1", Time: time.Now()}}
+	f := &doctor.Facts{Head: report.Head{Node: "n", Version: "v1", Time: time.Now()}}
 	queryServer(context.Background(), Options{Node: "n", PluginDir: "/var/lib/kubelet/device-plugins/", Only: s.only}, client, f)
 	s.requests = client.Actions()
 	return f
@@ -119,16 +121,16 @@ func (s *server) facts() *doctor.Facts {
 
 // The API server gets only the requests that the chosen categories need.
 func TestRequestsOfCategories(t *testing.T) {
-	for only, want := range map[doctor.Category]string{
-		doctor.Devices: "get version, get nodes",
-		doctor.Host:    "get version, get nodes",
-		doctor.Runtime: "get version, get nodes",
-		doctor.Kubelet: "get version, get nodes, list pods of n",
-		doctor.Agent:   "get version, get nodes, list pods of n",
-		doctor.APIs:    "get version, get resource, list resourceslices of n, get nodes",
+	for only, want := range map[codes.Category]string{
+		codes.Devices: "get version, get nodes",
+		codes.Host:    "get version, get nodes",
+		codes.Runtime: "get version, get nodes",
+		codes.Kubelet: "get version, get nodes, list pods of n",
+		codes.Agent:   "get version, get nodes, list pods of n",
+		codes.APIs:    "get version, get resource, list resourceslices of n, get nodes",
 	} {
 		s := newServer()
-		s.only = []doctor.Category{only}
+		s.only = []codes.Category{only}
 		s.facts()
 		var got []string
 		for _, request := range s.requests {
@@ -166,7 +168,7 @@ func TestBrokenClusters(t *testing.T) {
 			if code != "" {
 				want = []string{code}
 			}
-			report := doctor.JudgeFacts(s.facts(), doctor.Cluster)
+			report := doctor.JudgeFacts(s.facts(), codes.Cluster)
 			if found := report.Codes(); !slices.Equal(found, want) {
 				t.Errorf("found %v, want %v: %+v", found, want, report.Sections)
 			}
@@ -180,7 +182,7 @@ func TestClassicCluster(t *testing.T) {
 	s.without = true
 	s.drop("parameters.chandler.dev")
 	f := s.facts()
-	if found := doctor.JudgeFacts(f, doctor.Cluster).Codes(); f.Cluster.DRA.Value != "" || len(found) > 0 {
+	if found := doctor.JudgeFacts(f, codes.Cluster).Codes(); f.Cluster.DRA.Value != "" || len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
 }
@@ -201,7 +203,7 @@ func TestOlderVersions(t *testing.T) {
 		if len(slices) != 1 || slices[0].Spec.Devices[0].Name != "d" || len(classes) != 1 || classes[0].Spec.ExtendedResourceName == nil || len(claims) != 1 || claims[0].Status.Allocation == nil {
 			t.Errorf("%s: slices %+v, classes %+v, claims %+v", version, slices, classes, claims)
 		}
-		if found := doctor.JudgeFacts(f, doctor.Cluster).Codes(); len(found) > 0 {
+		if found := doctor.JudgeFacts(f, codes.Cluster).Codes(); len(found) > 0 {
 			t.Errorf("%s: found %v", version, found)
 		}
 	}
@@ -218,8 +220,8 @@ func TestKubeletCredentials(t *testing.T) {
 	if f.Cluster.Slices.Unknown != "" || !f.Cluster.OwnOnly {
 		t.Errorf("slices: %q, of this node alone %t", f.Cluster.Slices.Unknown, f.Cluster.OwnOnly)
 	}
-	report := doctor.JudgeFacts(f, doctor.Cluster)
-	if found := report.Codes(); len(found) > 0 || report.Count(doctor.NotQueried) < 3 {
+	report := doctor.JudgeFacts(f, codes.Cluster)
+	if found := report.Codes(); len(found) > 0 || report.Count(codes.NotQueried) < 3 {
 		t.Errorf("found %v, %+v", found, report.Sections)
 	}
 	if got := f.Cluster.Policies.Unknown; !strings.Contains(got, "--kubeconfig") || strings.Contains(got, "forbidden") {
@@ -282,7 +284,7 @@ func TestAgentOfAnotherInstallation(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: test.namespace, Name: "chandler-other", OwnerReferences: of(test.owner), Labels: map[string]string{"app.kubernetes.io/name": "chandler"}, CreationTimestamp: metav1.Now()},
 			Spec:       corev1.PodSpec{NodeName: "n"},
 		})
-		report := doctor.JudgeFacts(s.facts(), doctor.Agent)
+		report := doctor.JudgeFacts(s.facts(), codes.Agent)
 		if found := report.Codes(); !slices.Equal(found, test.want) {
 			t.Errorf("%s: found %v, want %v", name, found, test.want)
 		}
@@ -370,11 +372,11 @@ func TestAgentAnswers(t *testing.T) {
 	if f.Agent.Ready.Value != wrong || f.Agent.Live.Value != "" || f.Agent.Features.Value["DRADeviceTaints"] || !f.Agent.Features.Value["DRAConsumableCapacity"] {
 		t.Errorf("%+v", f.Agent)
 	}
-	if found := doctor.JudgeFacts(f, doctor.Agent).Codes(); !slices.Equal(found, []string{"CH0703"}) {
+	if found := doctor.JudgeFacts(f, codes.Agent).Codes(); !slices.Equal(found, []string{"CH0703"}) {
 		t.Errorf("found %v", found)
 	}
 	server.Close()
-	if found := doctor.JudgeFacts(n.facts(), doctor.Agent).Codes(); !slices.Equal(found, []string{"CH0701"}) {
+	if found := doctor.JudgeFacts(n.facts(), codes.Agent).Codes(); !slices.Equal(found, []string{"CH0701"}) {
 		t.Errorf("without an answer: found %v", found)
 	}
 }

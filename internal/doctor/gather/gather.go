@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 // Patience is the time limit of each step.
@@ -29,8 +31,8 @@ type Options struct {
 	Root          string // the root of the node's other files, such as /etc; "" if they are not accessible
 	Proc          string // the proc directory with the host's processes: /proc, or /host/proc in a pod
 	Self          string // the proc directory with this process and its siblings: /proc
-	HostRoot      string // the directory of a [doctor.Copy]
-	Source        string // [doctor.Recording] or [doctor.Copy] if HostFS is one, "" for a node
+	HostRoot      string // the directory of a [report.Copy]
+	Source        string // [report.Recording] or [report.Copy] if HostFS is one, "" for a node
 	HasProc       bool   // the kernel's own proc is mounted on the host's /proc
 	Simulated     bool   // HostFS is a simulated host, which has no kernel
 
@@ -38,7 +40,7 @@ type Options struct {
 
 	// Only lists the categories whose facts are needed; if empty, all are needed. It limits the
 	// requests to the API server, which many nodes query at once if each runs doctor periodically.
-	Only []doctor.Category
+	Only []codes.Category
 
 	// Agent is the address of the agent's health checks; if empty, All determines the address.
 	Agent string
@@ -49,13 +51,13 @@ type Options struct {
 }
 
 // needs reports whether the facts of one of the categories are needed.
-func (o *Options) needs(categories ...doctor.Category) bool {
-	return len(o.Only) == 0 || slices.ContainsFunc(categories, func(c doctor.Category) bool { return slices.Contains(o.Only, c) })
+func (o *Options) needs(categories ...codes.Category) bool {
+	return len(o.Only) == 0 || slices.ContainsFunc(categories, func(c codes.Category) bool { return slices.Contains(o.Only, c) })
 }
 
 // All gathers all facts except those about devices, which the caller adds.
 func All(ctx context.Context, o Options) *doctor.Facts {
-	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Source: o.Source, HostRoot: o.HostRoot}}
+	f := &doctor.Facts{Head: report.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Source: o.Source, HostRoot: o.HostRoot}}
 	f.Host = gatherHost(ctx, o)
 	f.Kubelet.Root, f.Kubelet.PluginDir, f.Runtime.Dir = o.KubeletRoot, o.PluginDir, o.CDIDir
 	if root := strings.TrimRight(o.Root, "/"); root != "" {

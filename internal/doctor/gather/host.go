@@ -14,11 +14,12 @@ import (
 
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/report"
 )
 
 // gatherHost reads the facts about the host from its files, except those about devices.
 func gatherHost(ctx context.Context, o Options) (h doctor.HostFacts) {
-	h.Functions = withPatience(ctx, "the PCI bus", func() ([]doctor.Function, error) { return pciFunctions(o.HostFS, o.Source == doctor.Recording) })
+	h.Functions = withPatience(ctx, "the PCI bus", func() ([]doctor.Function, error) { return pciFunctions(o.HostFS, o.Source == report.Recording) })
 	modules := withPatience(ctx, "/sys/module", func() (map[string]bool, error) { return loadedModules(o.HostFS) })
 	h.Modules = modules.Value
 	h.Virtual = withPatience(ctx, "/proc/cpuinfo", func() (bool, error) { return supportsVirtualization(o.HostFS), nil }).Value

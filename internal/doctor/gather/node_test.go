@@ -20,6 +20,8 @@ import (
 
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/doctor/report"
 )
 
 // madeUp is a node made of files, with a kubelet that answers.
@@ -159,7 +161,7 @@ func (n *madeUp) facts() *doctor.Facts {
 }
 
 // asked are the categories that need no API server.
-var asked = []doctor.Category{doctor.Kubelet, doctor.Runtime, doctor.Host, doctor.Agent}
+var asked = []codes.Category{codes.Kubelet, codes.Runtime, codes.Host, codes.Agent}
 
 // Each fault in the files, processes or sockets of a node is reported with its code. A healthy
 // node has no findings.
@@ -255,7 +257,7 @@ func TestInstallationsOfProcesses(t *testing.T) {
 		if found := f.Agent.Installations; !slices.Equal(found, want) {
 			t.Errorf("with %q: %q, want %q", pod, found, want)
 		}
-		if said := slices.Contains(doctor.JudgeFacts(f, doctor.Agent).Codes(), "CH0708"); said != (len(want) > 1) {
+		if said := slices.Contains(doctor.JudgeFacts(f, codes.Agent).Codes(), "CH0708"); said != (len(want) > 1) {
 			t.Errorf("with %q: CH0708 is said: %v", pod, said)
 		}
 	}
@@ -325,7 +327,7 @@ func TestSilentKubelet(t *testing.T) {
 	n.kubelet.Stop()
 	begun := time.Now()
 	f := n.facts()
-	if found := doctor.JudgeFacts(f, doctor.Kubelet).Codes(); !slices.Equal(found, []string{"CH0102"}) {
+	if found := doctor.JudgeFacts(f, codes.Kubelet).Codes(); !slices.Equal(found, []string{"CH0102"}) {
 		t.Errorf("found %v", found)
 	}
 	if f.Agent.Records.Unknown != "" || f.Runtime.Config.Unknown != "" {
@@ -413,7 +415,7 @@ func TestAgentSaysItsVersion(t *testing.T) {
 			if f.Agent.Features.Unknown != test.protected {
 				t.Errorf("features: %q", f.Agent.Features.Unknown)
 			}
-			if found := doctor.JudgeFacts(f, doctor.Agent).Codes(); !slices.Equal(found, test.codes) {
+			if found := doctor.JudgeFacts(f, codes.Agent).Codes(); !slices.Equal(found, test.codes) {
 				t.Errorf("found %v", found)
 			}
 		})
@@ -475,13 +477,13 @@ func TestHostRootOfAnotherHost(t *testing.T) {
 	if !slices.Contains(doctor.JudgeFacts(f).Codes(), "CH0409") || f.NoKubelet != "" {
 		t.Errorf("another /proc is not reported: %v", doctor.JudgeFacts(f).Codes())
 	}
-	n.options.Source = doctor.Copy
+	n.options.Source = report.Copy
 	var others []string // findings of the categories other than the devices and the host
 	for _, section := range doctor.JudgeFacts(n.facts()).Sections {
 		for _, finding := range section.Findings {
 			switch {
-			case section.Category == doctor.Devices:
-			case section.Category != doctor.Host:
+			case section.Category == codes.Devices:
+			case section.Category != codes.Host:
 				others = append(others, finding.Text)
 			case finding.Code != "" || strings.Contains(finding.Text, "SELinux"):
 				t.Errorf("%s: %+v", section.Category, finding)
@@ -498,7 +500,7 @@ func TestNoKubelet(t *testing.T) {
 	n := newMadeUp(t)
 	n.remove("k")
 	n.remove("proc")
-	report := doctor.JudgeFacts(n.facts(), doctor.Kubelet, doctor.Runtime, doctor.APIs, doctor.Cluster, doctor.Agent)
+	report := doctor.JudgeFacts(n.facts(), codes.Kubelet, codes.Runtime, codes.APIs, codes.Cluster, codes.Agent)
 	if len(report.Sections) != 1 || len(report.Sections[0].Findings) != 1 || report.Sections[0].Findings[0].Text != "no kubelet runs on this machine: kubelet, container runtime, cluster and agent are not checked" {
 		t.Errorf("got %+v", report.Sections)
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/codes"
 )
 
 const (
@@ -63,11 +64,11 @@ func TestCRIOConfig(t *testing.T) {
 	n.remove("proc/" + runtimePID)
 	n.process(runtimePID, "/usr/bin/crio")
 	n.write("etc/crio/crio.conf", "[crio.runtime]\ncdi_spec_dirs = ['/etc/cdi']\n")
-	if found := doctor.JudgeFacts(n.facts(), doctor.Runtime).Codes(); !slices.Equal(found, []string{"CH0203"}) {
+	if found := doctor.JudgeFacts(n.facts(), codes.Runtime).Codes(); !slices.Equal(found, []string{"CH0203"}) {
 		t.Errorf("without the directory: found %v", found)
 	}
 	n.write("etc/crio/crio.conf.d/10-cdi.conf", "[crio.runtime]\ncdi_spec_dirs = ['/etc/cdi', '/run/cdi', '/var/run/cdi']\n")
-	if found := doctor.JudgeFacts(n.facts(), doctor.Runtime).Codes(); len(found) > 0 {
+	if found := doctor.JudgeFacts(n.facts(), codes.Runtime).Codes(); len(found) > 0 {
 		t.Errorf("with it: found %v", found)
 	}
 }

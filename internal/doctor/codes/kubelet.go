@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 var kubeletCodes = []Code{
 	{
@@ -55,7 +55,7 @@ var kubeletCodes = []Code{
 		Looks: "Doctor compares the kubelet's --root-dir, from its command line in /proc, with the agent's --kubelet-root, and checks whether a directory that the agent has mounted was removed.",
 		Comes: "Some distributions use another directory, such as /var/lib/k0s/kubelet or /var/snap/microk8s/common/var/lib/kubelet. Or a directory below it was removed and created again: the agent still has the old one mounted.",
 		Why:   "The agent registers in a directory that no kubelet watches, and does not find its records there.",
-		Fixes: []Fix{{helmSet + " --set kubelet.root=DIRECTORY", "Uses the kubelet's directory."}, {"kubectl -n chandler edit daemonset chandler", "Opens the DaemonSet of an installation by the plain manifests. Set --kubelet-root, and the same directory in the volumes."}, {"kubectl -n chandler rollout restart daemonset chandler", "Restarts the agents, which mount the current directories."}},
+		Fixes: []Fix{{HelmSet + " --set kubelet.root=DIRECTORY", "Uses the kubelet's directory."}, {"kubectl -n chandler edit daemonset chandler", "Opens the DaemonSet of an installation by the plain manifests. Set --kubelet-root, and the same directory in the volumes."}, {"kubectl -n chandler rollout restart daemonset chandler", "Restarts the agents, which mount the current directories."}},
 	},
 	{
 		ID: "CH0109", Says: "DRA is off in the kubelet", Result: Failed, Symptoms: []Symptom{Creating, ClaimPending},

@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 var hostCodes = []Code{
 	{
@@ -28,8 +28,8 @@ var hostCodes = []Code{
 		Comes: "The agent's pod has no SELinux type, so the runtime uses container_t.",
 		Why:   "container_t cannot connect to the kubelet's sockets. container_device_plugin_t, from the package container-selinux, can.",
 		Fixes: []Fix{
-			{helmSet + " --set seLinux.type=container_device_plugin_t", "Gives the agent this type."},
-			{seLinuxPatch, "Does the same with the plain manifests."},
+			{HelmSet + " --set seLinux.type=container_device_plugin_t", "Gives the agent this type."},
+			{SELinuxPatch, "Does the same with the plain manifests."},
 			{"sudo ausearch -m avc -ts recent", "Shows what SELinux denied."},
 		},
 	},

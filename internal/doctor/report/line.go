@@ -1,10 +1,11 @@
-package doctor
+package report
 
 import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
 
+	"chandler.dev/internal/doctor/codes"
 	"chandler.dev/internal/terminal"
 )
 
@@ -16,9 +17,9 @@ const LineLimit = 80
 // the number of further failures. If strict is set and there is no failure, Line uses the
 // warnings.
 func (r *Report) Line(strict bool) string {
-	worst := Failed
-	if strict && r.Count(Failed) == 0 {
-		worst = Warning
+	worst := codes.Failed
+	if strict && r.Count(codes.Failed) == 0 {
+		worst = codes.Warning
 	}
 	f, found := r.firstFinding(worst)
 	if !found {

@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 var agentCodes = []Code{
 	{
@@ -20,7 +20,7 @@ var agentCodes = []Code{
 		Looks: "Doctor reads the agent's configuration file or ConfigMap, and the configuration error that the agent reports.",
 		Comes: "The configuration has an unknown field or an expression that does not compile, or a label of the node is invalid.",
 		Why:   "The last valid configuration remains in effect. An agent that starts with an invalid configuration does not become ready, so an upgrade stops. The previous agent continues and starts new pods.",
-		Fixes: []Fix{{"kubectl chandler validate config.yaml", "Shows the error before you apply the configuration."}, {getValues, "Writes the values of the chart to a file. Correct its section `config`."}, {setValues, "Applies the file."}, {editConfig, "Opens the configuration of an installation by the plain manifests. The agent reads a change within about a minute."}},
+		Fixes: []Fix{{"kubectl chandler validate config.yaml", "Shows the error before you apply the configuration."}, {GetValues, "Writes the values of the chart to a file. Correct its section `config`."}, {SetValues, "Applies the file."}, {EditConfig, "Opens the configuration of an installation by the plain manifests. The agent reads a change within about a minute."}},
 	},
 	{
 		ID: "CH0704", Says: "the agent is older than its records", Result: Failed, Symptoms: []Symptom{AfterARestart, Terminating, Creating},
@@ -69,9 +69,9 @@ var agentCodes = []Code{
 		Comes: "No host service runs: `reclaim`, `passthrough` or `onDemand` is in the configuration, but `reclaim.enabled`, `passthrough.enabled` or `onDemand.enabled` is not set in the chart, or the plain manifests are without host-service.yaml. Or the volume of its pod is not the host's /proc. Or the node is a container, as in kind: there it sees the processes of pods, which is enough for `reclaim`, but not the processes of the machine, which `passthrough` and `onDemand.virtualFunctions` need.",
 		Why:   "If the agent cannot tell whether a device is in use, reclaim (`reclaim`) withholds the device only for as long as containers of the previous pods may run. In the device plugin API, the next pod gets the device at once. VFIO passthrough (`passthrough`) and on-demand virtual functions (`onDemand`) leave the device unchanged, so pods that request such a device do not start.",
 		Fixes: []Fix{
-			{helmSet + " --set reclaim.enabled=true", "Runs the host service, if you installed the chart. For the other features, set `passthrough.enabled` or `onDemand.enabled`."},
-			{applyHostService, "Runs the host service with the plain manifests."},
-			{useHostService, "Makes the agents use it."},
+			{HelmSet + " --set reclaim.enabled=true", "Runs the host service, if you installed the chart. For the other features, set `passthrough.enabled` or `onDemand.enabled`."},
+			{ApplyHostService, "Runs the host service with the plain manifests."},
+			{UseHostService, "Makes the agents use it."},
 		},
 	},
 	{

@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 import (
 	"fmt"
@@ -60,7 +60,7 @@ func ListCodes(out io.Writer, style terminal.Style) error {
 			last = c.Category()
 			fmt.Fprintln(&b, style.PaintText(terminal.Strong, string(last)))
 		}
-		fmt.Fprintf(&b, "  %s %s  %s\n", style.Glyph(resultGlyphs[c.Result]), c.ID, style.Cut(c.Says, style.Width-12))
+		fmt.Fprintf(&b, "  %s %s  %s\n", style.Glyph(c.Result.Glyph()), c.ID, style.Cut(c.Says, style.Width-12))
 	}
 	_, err := io.WriteString(out, b.String())
 	return err

@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 var deviceCodes = []Code{
 	{
@@ -137,9 +137,9 @@ var deviceCodes = []Code{
 		Why:   "The entry does not apply to the device. For example, an exclude entry does not exclude it.",
 		Fixes: []Fix{
 			{"kubectl chandler validate config.yaml", "Warns of names that no device has, with the nearest name."},
-			{getValues, "Writes the values of the chart to a file. Correct the expression in its section `config`: `device.attributes[\"chandler.dev\"].?NAME.orValue(\"\")` has a value for devices without the attribute."},
-			{setValues, "Applies the file."},
-			{editConfig, "Opens the configuration of an installation by the plain manifests."},
+			{GetValues, "Writes the values of the chart to a file. Correct the expression in its section `config`: `device.attributes[\"chandler.dev\"].?NAME.orValue(\"\")` has a value for devices without the attribute."},
+			{SetValues, "Applies the file."},
+			{EditConfig, "Opens the configuration of an installation by the plain manifests."},
 		},
 	},
 }

@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 import (
 	"regexp"
@@ -36,8 +36,8 @@ func disturbanceOf(command string) string {
 	return ""
 }
 
-// withDisturbance adds a remark with the effect on others to a command.
-func withDisturbance(command string) string {
+// WithDisturbance adds a remark with the effect on others to a command.
+func WithDisturbance(command string) string {
 	how := disturbanceOf(command)
 	switch {
 	case how == "" || strings.Contains(command, how):

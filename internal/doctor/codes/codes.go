@@ -1,4 +1,6 @@
-package doctor
+// Package codes lists the faults that doctor detects: their codes, with causes and the commands that
+// fix them. It generates the pages of the codes. It checks nothing; see package doctor.
+package codes
 
 import (
 	"slices"
@@ -29,7 +31,7 @@ type Fix struct {
 
 // Category returns the category of the code.
 func (c Code) Category() Category {
-	for _, category := range categories {
+	for _, category := range allCategories {
 		if strings.HasPrefix(c.ID, "CH"+category.digits) {
 			return category.Category
 		}

@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 var runtimeCodes = []Code{
 	{

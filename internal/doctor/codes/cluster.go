@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 var clusterCodes = []Code{
 	{
@@ -6,7 +6,7 @@ var clusterCodes = []Code{
 		Looks: "Doctor checks whether the API server serves resource.k8s.io as v1, v1beta2 or v1beta1, and which mode is configured.",
 		Comes: "The cluster is older than 1.32, the API was not turned on in 1.32 or 1.33, or it was turned off with --runtime-config.",
 		Why:   "The mode DRA does not allow the device plugin API as an alternative, so no device is offered.",
-		Fixes: []Fix{{helmSet + " --set config.mode=Auto", "Offers the devices by DRA where the cluster serves it, and otherwise by the device plugin API."}, {editConfig, "Opens the configuration of an installation by the plain manifests. Set mode to Auto or DevicePlugin."}},
+		Fixes: []Fix{{HelmSet + " --set config.mode=Auto", "Offers the devices by DRA where the cluster serves it, and otherwise by the device plugin API."}, {EditConfig, "Opens the configuration of an installation by the plain manifests. Set mode to Auto or DevicePlugin."}},
 	},
 	{
 		ID: "CH0602", Says: "a feature gate that the devices need is off", Result: Warning, Symptoms: []Symptom{DeviceMissing, ClaimPending},
@@ -20,7 +20,7 @@ var clusterCodes = []Code{
 		Looks: "Doctor checks that each extended resource of devices that DRA offers is the extendedResourceName of a DeviceClass.",
 		Comes: "The DeviceClasses were not applied, or the API server dropped the field because the feature gate DRAExtendedResource is off.",
 		Why:   "Pods that request the name in limits wait permanently.",
-		Fixes: []Fix{{helmSet + " --set deviceClasses.enabled=true", "Creates the DeviceClasses."}, {"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Serves such pods by the device plugin API instead."}},
+		Fixes: []Fix{{HelmSet + " --set deviceClasses.enabled=true", "Creates the DeviceClasses."}, {"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Serves such pods by the device plugin API instead."}},
 	},
 	{
 		ID: "CH0604", Says: "several DeviceClasses have the same extendedResourceName", Result: Warning, Symptoms: []Symptom{LimitsPending},
@@ -34,7 +34,7 @@ var clusterCodes = []Code{
 		Looks: "Doctor asks the API server for the permissions of the agent's ServiceAccount.",
 		Comes: "The roles are from an earlier version, or were restricted.",
 		Why:   "Depending on the permission, slices are not published, claims are not prepared, or Events are not written.",
-		Fixes: []Fix{{helmSet, "Updates the roles to this version."}},
+		Fixes: []Fix{{HelmSet, "Updates the roles to this version."}},
 	},
 	{
 		ID: "CH0606", Says: "the API server does not respond", Result: Failed, Symptoms: []Symptom{WrongEverybody, ClaimPending},
@@ -83,14 +83,14 @@ var clusterCodes = []Code{
 		Looks: "Doctor checks for the ValidatingAdmissionPolicies of the chart.",
 		Comes: "The policies were not applied, or the chart's value for them is off.",
 		Why:   "Errors in the parameters of claims are found only when a pod starts, and agents are not restricted to the objects of their own node.",
-		Fixes: []Fix{{helmSet + " --set admissionPolicies.slices=true", "Creates the policies."}},
+		Fixes: []Fix{{HelmSet + " --set admissionPolicies.slices=true", "Creates the policies."}},
 	},
 	{
 		ID: "CH0613", Says: "a requested DeviceClass does not exist", Result: Warning, Symptoms: []Symptom{ClaimPending},
 		Looks: "Doctor checks the DeviceClasses of waiting claims, for all drivers.",
 		Comes: "The name has a typing error, the class was not applied, or it belongs to a driver that is not installed. If Chandler has replaced that driver, use one of Chandler's classes.",
 		Why:   "The scheduler allocates no device to the claim, even if the claim has another alternative that could be satisfied.",
-		Fixes: []Fix{{"kubectl get deviceclasses", "Shows the names of all classes."}, {helmSet + " --set deviceClasses.enabled=true", "Creates the classes of the chart."}},
+		Fixes: []Fix{{"kubectl get deviceclasses", "Shows the names of all classes."}, {HelmSet + " --set deviceClasses.enabled=true", "Creates the classes of the chart."}},
 	},
 	{
 		ID: "CH0614", Says: "the expression of a DeviceClass fails", Result: Failed, Symptoms: []Symptom{ClaimPending, LimitsPending},
@@ -115,7 +115,7 @@ var clusterCodes = []Code{
 		Comes: "The chart creates the classes of the kinds, such as gpu.chandler.dev, and of the families in `deviceClasses.families`. The family of this device is not in that list.",
 		Why:   "A claim requests a device through a DeviceClass. Without a class, no claim gets the device.",
 		Fixes: []Fix{
-			{helmSet + " --set 'deviceClasses.families={all}'", "Creates the DeviceClasses of all families. You can also list the families that you use."},
+			{HelmSet + " --set 'deviceClasses.families={all}'", "Creates the DeviceClasses of all families. You can also list the families that you use."},
 			{"kubectl apply -f deployments/examples/deviceclasses-all.yaml", "Does the same with the plain manifests."},
 		},
 	},
@@ -125,9 +125,9 @@ var clusterCodes = []Code{
 		Comes: "The kernel has no file with these facts. They come from NVIDIA's library NVML, which the host service loads. NVML is off, or the host service does not run on the node.",
 		Why:   "Claims that select the memory, the architecture or a MIG profile stay Pending. The agent does not report XID errors, and GPUs cannot be shared by memory. Other claims work.",
 		Fixes: []Fix{
-			{helmSet + " --set nvml.enabled=true", "Runs the host service, whose pods are privileged, from the image with chandler-host; see [Enable NVML](../nvidia.md#enable-nvml)."},
-			{applyHostService, "Runs the host service with the plain manifests."},
-			{useHostService, "Makes the agents use it."},
+			{HelmSet + " --set nvml.enabled=true", "Runs the host service, whose pods are privileged, from the image with chandler-host; see [Enable NVML](../nvidia.md#enable-nvml)."},
+			{ApplyHostService, "Runs the host service with the plain manifests."},
+			{UseHostService, "Makes the agents use it."},
 		},
 	},
 }

@@ -1,4 +1,4 @@
-package doctor
+package report
 
 import (
 	"encoding/json"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"chandler.dev/internal/doctor/codes"
 	"chandler.dev/internal/terminal"
 )
 
@@ -33,7 +34,7 @@ func (r *Report) notQueried(b *strings.Builder, style terminal.Style) {
 	var names []string
 	for _, s := range r.Sections {
 		for _, f := range s.Findings {
-			if f.Code == "" && f.Result == NotQueried {
+			if f.Code == "" && f.Result == codes.NotQueried {
 				name, _, _ := strings.Cut(f.Text, ":")
 				if !slices.Contains(names, name) {
 					names = append(names, name)
@@ -76,8 +77,6 @@ func (s Section) print(b *strings.Builder, style terminal.Style, quiet bool) {
 	}
 }
 
-var resultGlyphs = [...]terminal.Glyph{NotQueried: terminal.NotQueried, OK: terminal.OK, Warning: terminal.Warned, Failed: terminal.Failed}
-
 const (
 	textIndent  = 4  // indentation of a finding's text
 	underIndent = 13 // indentation of a cause and of commands
@@ -92,9 +91,9 @@ func (f Finding) print(b *strings.Builder, style terminal.Style) {
 	for i, line := range lines {
 		switch {
 		case i == 0 && f.Code != "":
-			fmt.Fprintf(b, "  %s %s%s %s\n", style.Glyph(resultGlyphs[f.Result]), line, strings.Repeat(" ", max(0, width-terminal.Columns(line))), f.Code)
+			fmt.Fprintf(b, "  %s %s%s %s\n", style.Glyph(f.Result.Glyph()), line, strings.Repeat(" ", max(0, width-terminal.Columns(line))), f.Code)
 		case i == 0:
-			fmt.Fprintf(b, "  %s %s\n", style.Glyph(resultGlyphs[f.Result]), line)
+			fmt.Fprintf(b, "  %s %s\n", style.Glyph(f.Result.Glyph()), line)
 		default:
 			fmt.Fprintf(b, "    %s\n", line)
 		}
@@ -119,10 +118,10 @@ func writeUnder(b *strings.Builder, word string, lines []string) {
 // reading.
 func (r *Report) footLine(style terminal.Style) string {
 	var parts []string
-	for _, result := range []Result{OK, Warning, Failed} {
-		parts = append(parts, fmt.Sprintf("%d %s", r.Count(result), style.BareGlyph(resultGlyphs[result])))
+	for _, result := range []codes.Result{codes.OK, codes.Warning, codes.Failed} {
+		parts = append(parts, fmt.Sprintf("%d %s", r.Count(result), style.BareGlyph(result.Glyph())))
 	}
-	if n := r.Count(NotQueried); n > 0 {
+	if n := r.Count(codes.NotQueried); n > 0 {
 		parts = append(parts, fmt.Sprintf("%d not checked", n))
 	}
 	foot := strings.Join(parts, "   ")
@@ -136,7 +135,7 @@ func (r *Report) footLine(style terminal.Style) string {
 
 // worstCode returns the code to read first, or "" without faults.
 func (r *Report) worstCode() (code string) {
-	for _, result := range []Result{Failed, Warning} {
+	for _, result := range []codes.Result{codes.Failed, codes.Warning} {
 		if f, found := r.firstFinding(result); found {
 			return f.Code
 		}
@@ -166,7 +165,7 @@ func (r *Report) MarshalJSON() ([]byte, error) {
 		Time       time.Time      `json:"time"`
 		Categories []categoryJSON `json:"categories"`
 	}{r.IsHealthy(false), r.Head.Node, r.Head.Kubernetes, r.Head.Version, r.Head.Time.UTC().Truncate(time.Second), []categoryJSON{}}
-	results := [...]string{NotQueried: "skipped", OK: "success", Warning: "warning", Failed: "error"}
+	results := [...]string{codes.NotQueried: "skipped", codes.OK: "success", codes.Warning: "warning", codes.Failed: "error"}
 	for _, s := range r.Sections {
 		category := categoryJSON{Name: string(s.Category), Checks: []checkJSON{}}
 		for _, f := range s.Findings {

@@ -1,4 +1,4 @@
-package doctor
+package codes
 
 var apiCodes = []Code{
 	{
@@ -6,7 +6,7 @@ var apiCodes = []Code{
 		Looks: "Doctor checks which API offers the devices of each extended resource, as the agent has decided.",
 		Comes: "Entries of resources give some devices of one name the mode DRA, and others the mode DevicePlugin.",
 		Why:   "If a node has devices of a resource by a device plugin, the scheduler never uses DRA devices of that resource on the node. Pods with limits wait although devices are free.",
-		Fixes: []Fix{{getValues, "Writes the values of the chart to a file. Correct its section `config`: give all devices of the name the same mode, or use different names."}, {setValues, "Applies the file."}, {editConfig, "Opens the configuration of an installation by the plain manifests."}},
+		Fixes: []Fix{{GetValues, "Writes the values of the chart to a file. Correct its section `config`: give all devices of the name the same mode, or use different names."}, {SetValues, "Applies the file."}, {EditConfig, "Opens the configuration of an installation by the plain manifests."}},
 	},
 	{
 		ID: "CH0502", Says: "a device waits to move to the other API", Result: Warning, Symptoms: []Symptom{DeviceMissing, NoEffect, Terminating},
