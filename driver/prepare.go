@@ -351,7 +351,7 @@ func (h *claimHandler) offeredFor(r *ledger.Claim) bool {
 // includes only results of this driver.
 func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
 	r := h.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
-	r.Pod, r.Users = extendedResourcePod(claim), usersOf(claim)
+	r.Pod, r.Users, r.WithoutStatus = extendedResourcePod(claim), usersOf(claim), !hasStatus(claim)
 	if claim.Status.Allocation == nil {
 		return nil, nil, errors.New("not allocated")
 	}

@@ -124,13 +124,13 @@ func (w *statusWriter) write(ctx context.Context, v *view, claims []*ledger.Clai
 		if c.Configuring {
 			continue
 		}
-		a := before[c.UID]
+		a, known := before[c.UID]
 		if statuses := w.statusesOf(v, c); !slices.Equal(a.statuses, statuses) {
 			logGone(ctx, c, a.statuses, statuses)
 			a = attempt{statuses: statuses}
 		}
 		if now := time.Now(); a.open() && !now.Before(a.nextTry) && !now.Before(w.due) && ctx.Err() == nil {
-			w.tryWrite(ctx, c, &a)
+			w.tryWrite(ctx, c, &a, c.WithoutStatus && !known)
 		}
 		again = again || a.open()
 		w.claims[c.UID] = a
@@ -150,9 +150,10 @@ func logGone(ctx context.Context, c *ledger.Claim, before, now []deviceStatus) {
 // open reports whether the status must still be written.
 func (a *attempt) open() bool { return !a.written && a.failures < statusTries }
 
-// tryWrite tries to write the status of a claim once, and stores the result.
-func (w *statusWriter) tryWrite(ctx context.Context, c *ledger.Claim, a *attempt) {
-	err := w.writeClaim(ctx, c, a.statuses)
+// tryWrite tries to write the status of a claim once, and stores the result. fresh means that the
+// claim has no status yet.
+func (w *statusWriter) tryWrite(ctx context.Context, c *ledger.Claim, a *attempt, fresh bool) {
+	err := w.writeClaim(ctx, c, a.statuses, fresh)
 	var refused apierrors.APIStatus
 	switch {
 	case err == nil:
@@ -173,26 +174,38 @@ func (w *statusWriter) tryWrite(ctx context.Context, c *ledger.Claim, a *attempt
 }
 
 // writeClaim writes the statuses to the status of a claim. It does nothing for a claim that was
-// deleted or replaced by another of the same name.
-func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses []deviceStatus) error {
+// deleted or replaced by another of the same name. The status of a fresh claim is written without
+// reading the claim again.
+func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses []deviceStatus, fresh bool) error {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	claims := w.client.ResourceClaims(c.Namespace)
-	claim, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && claim.UID != c.UID {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	entries, changed := entriesFor(claim, statuses, metav1.Now())
-	if !changed {
-		return nil
+	var entries []*resourceapply.AllocatedDeviceStatusApplyConfiguration
+	now := metav1.Now()
+	if fresh {
+		for _, s := range statuses {
+			entries = append(entries, s.statusEntry(s.conditionAt(now)))
+		}
+	} else {
+		claim, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && claim.UID != c.UID {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		changed := false
+		if entries, changed = entriesFor(claim, statuses, now); !changed {
+			return nil
+		}
 	}
 	// With the UID, the server refuses the write if the claim was replaced in the meantime.
 	apply := resourceapply.ResourceClaim(c.Name, c.Namespace).WithUID(c.UID).
 		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(entries...))
-	_, err = claims.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: discovery.Domain, Force: true})
+	_, err := claims.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: discovery.Domain, Force: true})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
 	return err
 }
 
@@ -235,7 +248,7 @@ func entriesFor(claim *resourceapi.ResourceClaim, statuses []deviceStatus, now m
 		if !s.allocatedTo(claim) {
 			continue
 		}
-		want := metav1.Condition{Type: ConditionReady, Status: s.status, Reason: s.reason, Message: s.message, LastTransitionTime: now}
+		want := s.conditionAt(now)
 		said := s.entryOf(claim)
 		before := meta.FindStatusCondition(said.Conditions, ConditionReady)
 		if before != nil && before.Status == want.Status {
@@ -249,6 +262,16 @@ func entriesFor(claim *resourceapi.ResourceClaim, statuses []deviceStatus, now m
 		entries = append(entries, s.statusEntry(want))
 	}
 	return entries, changed
+}
+
+// hasStatus reports whether a claim has a status of this driver's devices.
+func hasStatus(claim *resourceapi.ResourceClaim) bool {
+	return slices.ContainsFunc(claim.Status.Devices, func(e resourceapi.AllocatedDeviceStatus) bool { return e.Driver == discovery.Domain })
+}
+
+// conditionAt returns the condition of a device with a status since a time.
+func (s *deviceStatus) conditionAt(since metav1.Time) metav1.Condition {
+	return metav1.Condition{Type: ConditionReady, Status: s.status, Reason: s.reason, Message: s.message, LastTransitionTime: since}
 }
 
 // is reports whether the arguments identify this driver's device.

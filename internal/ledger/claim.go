@@ -73,6 +73,10 @@ type Claim struct {
 	// them.
 	Users []types.UID `json:"-"`
 
+	// WithoutStatus means that the claim had no status of this driver's devices when it was prepared.
+	// The file omits it.
+	WithoutStatus bool `json:"-"`
+
 	unknown unknownFields
 	raw     []byte // the file as it was read, nil if this code made the claim
 }

@@ -82,7 +82,7 @@ func TestNoListOfTheCluster(t *testing.T) {
 		"DRA": {discovery.ModeDRA, []situation{
 			{"start", 2 * time.Minute, 5, func(w *World) { w.startAgent() }},
 			{"rest", 4 * time.Hour, 20, func(*World) {}},
-			{"a claim", time.Minute, 6, func(w *World) { w.startsPod("first") }}, // 3, and lists of the pods of the node that happen to be due
+			{"a claim", time.Minute, 5, func(w *World) { w.startsPod("first") }}, // 2, and lists of the pods of the node that happen to be due
 			{"its end", 2 * time.Minute, 2, func(w *World) { w.deletePod(w.podNamed("first"), false) }},
 			{"restart", 2 * time.Minute, 3, func(w *World) { w.replaceAgent(0) }},
 			{"a device fails", time.Minute, 10, func(w *World) { w.sickenCard() }},
