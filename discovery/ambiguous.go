@@ -14,9 +14,9 @@ import (
 // plugin ID of several units. No device keeps such a value, so no device is mistaken for another.
 // Each case becomes a Problem. The Problem names several devices, so no device counts as
 // unreadable.
-func (s *Snapshot) dropAmbiguous() {
-	s.dropIdentities()
-	s.dropIDs()
+func dropAmbiguous(s *Snapshot) {
+	dropIdentities(s)
+	dropIDs(s)
 }
 
 // among is a value with the group of devices where the value must be unique.
@@ -24,7 +24,7 @@ type among struct{ group, value string }
 
 // dropIdentities removes ambiguous identities, with the attributes and IDs derived from them.
 // Partitions of a physical device may share an identity.
-func (s *Snapshot) dropIdentities() {
+func dropIdentities(s *Snapshot) {
 	stating := make(map[among][]*Device)
 	for i := range s.Devices {
 		if d := &s.Devices[i]; d.Identity != "" {
@@ -37,15 +37,15 @@ func (s *Snapshot) dropIdentities() {
 	})
 	for _, key := range slices.SortedFunc(maps.Keys(stating), byValue) {
 		for _, d := range stating[key] {
-			d.dropIdentity()
+			dropIdentity(d)
 		}
-		s.addAmbiguous(stating[key], fmt.Errorf("state the same identity %q; none is known by it", key.value))
+		addAmbiguous(s, stating[key], fmt.Errorf("state the same identity %q; none is known by it", key.value))
 	}
 }
 
 // dropIdentity removes the identity of a device, with the attributes and IDs derived from the
 // identity.
-func (d *Device) dropIdentity() {
+func dropIdentity(d *Device) {
 	identity := d.Identity
 	d.Identity, d.Attributes = "", maps.Clone(d.Attributes)
 	for _, name := range []resourceapi.QualifiedName{"uuid", "serial"} {
@@ -53,11 +53,11 @@ func (d *Device) dropIdentity() {
 			delete(d.Attributes, name)
 		}
 	}
-	d.keepIDs(func(_ Offer, id string) bool { return id != identity })
+	keepIDs(d, func(_ Offer, id string) bool { return id != identity })
 }
 
 // keepIDs removes the device plugin IDs rejected by keep, and offers without a remaining ID.
-func (d *Device) keepIDs(keep func(Offer, string) bool) {
+func keepIDs(d *Device, keep func(Offer, string) bool) {
 	var offers []Offer
 	for _, offer := range d.PluginOffers {
 		all := len(offer.IDs)
@@ -71,15 +71,15 @@ func (d *Device) keepIDs(keep func(Offer, string) bool) {
 
 // dropIDs removes device plugin IDs shared by several units of a resource. Offers without a
 // resource name are compared within their family.
-func (s *Snapshot) dropIDs() {
+func dropIDs(s *Snapshot) {
 	units := make(map[among]string)
 	twice := make(map[among]bool)
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		for _, offer := range d.PluginOffers {
-			unit := offer.unitText(d)
+			unit := unitText(&offer, d)
 			for _, id := range offer.IDs {
-				key := among{offer.group(d), id}
+				key := among{idGroup(&offer, d), id}
 				if first, known := units[key]; known && first != unit {
 					twice[key] = true
 				}
@@ -93,8 +93,8 @@ func (s *Snapshot) dropIDs() {
 	standing := make(map[among][]*Device)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		d.keepIDs(func(offer Offer, id string) bool {
-			key := among{offer.group(d), id}
+		keepIDs(d, func(offer Offer, id string) bool {
+			key := among{idGroup(&offer, d), id}
 			if twice[key] && !slices.Contains(standing[key], d) {
 				standing[key] = append(standing[key], d)
 			}
@@ -102,12 +102,12 @@ func (s *Snapshot) dropIDs() {
 		})
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(standing), byValue) {
-		s.addAmbiguous(standing[key], fmt.Errorf("have the same ID %q of %s in the device plugin API, which offers neither of them", key.value, key.group))
+		addAmbiguous(s, standing[key], fmt.Errorf("have the same ID %q of %s in the device plugin API, which offers neither of them", key.value, key.group))
 	}
 }
 
-// group names the group where the IDs of an offer must be unique.
-func (o *Offer) group(d *Device) string {
+// idGroup names the group where the IDs of an offer must be unique.
+func idGroup(o *Offer, d *Device) string {
 	if o.IsUnnamed() {
 		return "family " + d.Family
 	}
@@ -115,7 +115,7 @@ func (o *Offer) group(d *Device) string {
 }
 
 // unitText names the unit behind the IDs of a device's offer.
-func (o *Offer) unitText(d *Device) string {
+func unitText(o *Offer, d *Device) string {
 	if o.Unit == "" {
 		return "device " + d.Name
 	}
@@ -123,7 +123,7 @@ func (o *Offer) unitText(d *Device) string {
 }
 
 // addAmbiguous adds a Problem with the names of all devices with the same value.
-func (s *Snapshot) addAmbiguous(devices []*Device, what error) {
+func addAmbiguous(s *Snapshot, devices []*Device, what error) {
 	names := make([]string, len(devices))
 	for i, d := range devices {
 		names[i] = d.Name

@@ -113,13 +113,13 @@ func touchesPlace[T any](all []T, changed changedPlace, nameOf func(T) string) b
 // families have read. Other changes leave the last snapshot valid.
 func (s *scanner) concernsFamilies(c Changes) bool {
 	return c.Everything || slices.ContainsFunc(c.Uevents, func(e Uevent) bool {
-		return slices.ContainsFunc(s.families, func(f *Family) bool { return f.mayMatch(e) }) ||
+		return slices.ContainsFunc(s.families, func(f *Family) bool { return mayMatch(f, e) }) ||
 			slices.ContainsFunc(s.looks, func(l familyScan) bool { return l.seesDeviceOf(e) })
 	})
 }
 
 // mayMatch reports whether the family may match the device of an event.
-func (f *Family) mayMatch(e Uevent) bool {
+func mayMatch(f *Family, e Uevent) bool {
 	hardware := !isVirtual(e.Path) || e.OldPath != "" && !isVirtual(e.OldPath)
 	return slices.ContainsFunc(f.Match, func(m Match) bool {
 		return (m.Bus == e.Subsystem || m.Class == e.Subsystem) && (hardware || !m.Hardware)

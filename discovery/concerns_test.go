@@ -259,13 +259,13 @@ func TestMayMatch(t *testing.T) {
 		{Path: "sys/devices/virtual/misc/kvm", Subsystem: "misc"}:               false,
 		{Path: "sys/devices/pci0000:00/usb1/1-1", Subsystem: "usb"}:             true,
 	} {
-		if got := f.mayMatch(e); got != want {
+		if got := mayMatch(f, e); got != want {
 			t.Errorf("%+v: %t, want %t", e, got, want)
 		}
 	}
 	for path, want := range map[string]bool{virtual + "veth0": false, hardware + "eth0": true} {
 		host := fstest.MapFS{path + "/type": {}}
-		if got, err := f.Match[0].selectsDevice(sysfs.At(host, path)); got != want || err != nil {
+		if got, err := selectsDevice(f.Match[0], sysfs.At(host, path)); got != want || err != nil {
 			t.Errorf("%s is selected: %t, %v; want %t", path, got, err, want)
 		}
 	}

@@ -343,10 +343,6 @@ type Snapshot struct {
 	// Gone is the health of devices that were present before, including devices without a consumer.
 	// [Settler] sets Gone.
 	Gone Missing
-
-	// found holds the findings of the families before the join. Only [Scan] and [MergeSnapshots] set
-	// found.
-	found found
 }
 
 // Problem reports a file that could not be read, or an unexpected state. A problem never ends a

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -205,7 +204,7 @@ type Host struct {
 
 	// VirtualFunctions selects the physical functions that may get virtual functions on demand. The
 	// value is the maximum number for a physical function, 0 for the hardware's maximum. See
-	// [Host.UncreatedFunctions].
+	// [UncreatedFunctions].
 	VirtualFunctions []Selection[int]
 
 	// Passthroughs selects the devices that may be bound to a vfio driver. The value is the name of the
@@ -223,9 +222,9 @@ type Host struct {
 	// the unit's state on the host. A nil CreatedUnit means that no unit was created.
 	CreatedUnit func(unit string) (how map[string]string, made bool)
 
-	// Recoveries holds the outcome of the kernel's recoveries of PCI functions, as received by
-	// [Listen]. Nil means unknown. No family reads Recoveries.
-	Recoveries *Recoveries
+	// RecoveryFailure returns the reason if the kernel could not recover a PCI function from an
+	// error, or "". Nil means unknown. No family calls RecoveryFailure.
+	RecoveryFailure func(function sysfs.Device) string
 }
 
 // ReadText returns the content of a host file of at most 64 KiB without surrounding white space.
@@ -312,69 +311,4 @@ func (f *Family) validate() []error {
 		errs = append(errs, f.Labels[i].validate()...)
 	}
 	return errs
-}
-
-// selectsDevice reports whether a device of the match's bus or class belongs to the
-// family.
-func (m Match) selectsDevice(d sysfs.Device) (bool, error) {
-	if m.Name != "" {
-		if ok, _ := path.Match(m.Name, d.Name()); !ok {
-			return false, nil
-		}
-	}
-	if m.Hardware && isVirtual(d.Path) {
-		return false, nil
-	}
-	if m.Vendor != "" || m.Device != "" || m.PCIClass != "" {
-		id, err := d.PCIID()
-		switch {
-		case m.Vendor != "" && id.Vendor != m.Vendor:
-			return false, unlessKnown(id.Vendor, err)
-		case m.Device != "" && id.Device != m.Device:
-			return false, unlessKnown(id.Device, err)
-		case !strings.HasPrefix(id.Class, m.PCIClass):
-			return false, unlessKnown(id.Class, err)
-		}
-	}
-	if m.Driver != "" && d.Driver() != m.Driver || m.Unbound && (d.HasDriver() || d.HasEntry("physfn")) {
-		return false, nil
-	}
-	// A link in a class directory may lead to a device that is gone.
-	return m.Vendor != "" || m.Device != "" || m.PCIClass != "" || d.HasEntry("."), nil
-}
-
-// unlessKnown returns err if the value is unknown because of err.
-func unlessKnown(value string, err error) error {
-	if value != "" {
-		return nil
-	}
-	return err
-}
-
-// matchedDevices returns the kernel devices that belong to the family, each once, in path order.
-// The problems are errors of reads that the decision needed.
-func (f *Family) matchedDevices(kernel *kernel) ([]sysfs.Device, []Problem) {
-	var found []sysfs.Device
-	var problems []Problem
-	seen := make(map[string]bool)
-	for _, m := range f.Match {
-		if m.Passthrough && !kernel.passthroughs {
-			continue
-		}
-		for _, d := range kernel.candidateDevices(m) {
-			if seen[d.Path] {
-				continue
-			}
-			ok, err := m.selectsDevice(d)
-			if err != nil {
-				problems = append(problems, Problem{DeviceName(d), err})
-			}
-			if ok {
-				seen[d.Path] = true
-				found = append(found, d)
-			}
-		}
-	}
-	slices.SortFunc(found, func(a, b sysfs.Device) int { return strings.Compare(a.Path, b.Path) })
-	return found, problems
 }

@@ -15,8 +15,8 @@ import (
 // API. A process that opens the group can use all functions of the group, regardless of the
 // families of the functions (Documentation/driver-api/vfio.rst). The unit uses the IDs of its first
 // device. A device that is alone in its group stays as it is.
-func (s *Snapshot) joinGroups() {
-	joinMembers(s.Devices, func(string) bool { return true }, (*Device).vfioGroups)
+func joinGroups(s *Snapshot) {
+	joinMembers(s.Devices, func(string) bool { return true }, vfioGroups)
 }
 
 // JoinGroups returns the devices, with the devices of an IOMMU group joined as one unit if one of
@@ -25,8 +25,8 @@ func (s *Snapshot) joinGroups() {
 func JoinGroups(devices []Device, wanted func(*Device) bool) []Device {
 	groups := make(map[string]bool)
 	for i := range devices {
-		if d := &devices[i]; d.passthroughGroup() != "" && wanted(d) {
-			groups[d.passthroughGroup()] = true
+		if d := &devices[i]; passthroughGroup(d) != "" && wanted(d) {
+			groups[passthroughGroup(d)] = true
 		}
 	}
 	if len(groups) == 0 {
@@ -34,10 +34,10 @@ func JoinGroups(devices []Device, wanted func(*Device) bool) []Device {
 	}
 	devices = slices.Clone(devices)
 	joinMembers(devices, func(group string) bool { return groups[group] }, func(d *Device) []string {
-		if group := d.passthroughGroup(); group != "" {
+		if group := passthroughGroup(d); group != "" {
 			return []string{group}
 		}
-		return d.vfioGroups()
+		return vfioGroups(d)
 	})
 	return devices
 }
@@ -80,7 +80,7 @@ func joinMembers(devices []Device, joined func(group string) bool, groupsOf func
 
 // passthroughGroup returns the IOMMU group number of a device that supports VFIO passthrough, and "" for
 // other devices.
-func (d *Device) passthroughGroup() string {
+func passthroughGroup(d *Device) string {
 	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Passthrough != nil && d.Passthrough.Why == "" {
 		return strconv.FormatInt(*group, 10)
 	}
@@ -93,8 +93,8 @@ func (d *Device) passthroughGroup() string {
 // the function's group, because the kernel gives a group to one user at a time through this node
 // too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c). A device that is available only
 // under vfio belongs to its group even before the passthrough.
-func (d *Device) vfioGroups() (groups []string) {
-	if group := d.passthroughGroup(); group != "" && d.Passthrough.Only {
+func vfioGroups(d *Device) (groups []string) {
+	if group := passthroughGroup(d); group != "" && d.Passthrough.Only {
 		return []string{group}
 	}
 	for _, node := range d.Edits.DeviceNodes {

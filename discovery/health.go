@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"cmp"
-	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -121,24 +120,4 @@ func (s Severity) EffectOf(c Condition) resourceapi.DeviceTaintEffect {
 		return resourceapi.DeviceTaintEffectNone
 	}
 	return resourceapi.DeviceTaintEffectNoSchedule
-}
-
-// level orders states by severity. A worse state has a higher level.
-func (s Severity) level(h Health) int {
-	if h.Key() == "" {
-		return 0
-	}
-	effects := []resourceapi.DeviceTaintEffect{resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute}
-	return 1 + slices.Index(effects, s.EffectOf(h.Key()))
-}
-
-// worstReading returns the worst reading of a device, or the first of several equally bad readings.
-func (s Severity) worstReading(d *Device) Health {
-	worst := d.Health
-	for _, reading := range d.Readings {
-		if s.level(reading) > s.level(worst) {
-			worst = reading
-		}
-	}
-	return worst
 }

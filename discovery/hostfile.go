@@ -63,8 +63,8 @@ func FileDirs(families []*Family) []string {
 	return slices.Compact(dirs)
 }
 
-// checkFiles returns an error if a file of the device is outside its family's directories.
-func (d *Device) checkFiles(dirs []string) error {
+// ValidateFiles returns an error if a file of the device is outside its family's directories.
+func (d *Device) ValidateFiles(dirs []string) error {
 	for _, f := range d.FilesAs("example.com/resource") {
 		if err := f.CheckIn(dirs); err != nil {
 			return err

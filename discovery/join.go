@@ -20,7 +20,7 @@ type found struct {
 // devices of one IOMMU group become one unit, a whole device takes everything that its parts take,
 // and no two devices share a name, an identity or a device plugin ID. joinLooks reads no files and
 // modifies no look.
-func joinLooks(looks []familyScan) *Snapshot { return foundIn(looks).join() }
+func joinLooks(looks []familyScan) *Findings { return foundIn(looks).join() }
 
 // foundIn returns the findings of looks, with one device for each name and without repeated
 // problems.
@@ -38,24 +38,47 @@ func foundIn(looks []familyScan) found {
 	return all
 }
 
+// Findings are the result of a scan: the snapshot, and the devices before they were joined, which
+// the next scan needs.
+type Findings struct {
+	*Snapshot
+
+	found found
+}
+
+// Rescan scans a host like [Scan], and keeps the parts of the last findings that are still true. last
+// is nil before the first scan.
+//
+// A device whose directory is missing in sysfs is gone. A device whose directory exists keeps its
+// last description if a Problem reports a failed read. Its health is then Unknown, with the problem
+// as the reason. A missing device also keeps its last description if the read of its physical
+// device, of its family or of a list of devices failed. Parts that are kept replace the whole that
+// would otherwise be described in their place. A PCI function that is [IsIdleDriver] and no longer
+// described keeps its last description too. Its health then reports a missing driver, or a driver
+// that allows no use. A function whose link cannot be read without waking the function keeps the
+// last known link attributes.
+func Rescan(host *Host, families []*Family, last *Findings) *Findings {
+	return mergeFindings(host, last, scanAll(host, families))
+}
+
 // sort sorts the devices by name, and keeps the order of devices with equal names.
 func (f *found) sort() {
 	slices.SortStableFunc(f.devices, func(a, b *Device) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // join builds a snapshot from the findings of all families.
-func (f found) join() *Snapshot {
-	s := &Snapshot{Devices: make([]Device, len(f.devices)), Problems: slices.Clone(f.problems), found: f}
+func (f found) join() *Findings {
+	s := &Snapshot{Devices: make([]Device, len(f.devices)), Problems: slices.Clone(f.problems)}
 	for i, d := range f.devices {
 		s.Devices[i] = *d
 	}
-	s.markUnread()
-	s.markReadings()
-	s.joinPassthrough()
-	s.joinGroups()
-	s.dropAmbiguous()
-	s.joinWholes()
-	return s
+	markUnread(s)
+	markReadings(s)
+	JoinPassthrough(s.Devices)
+	joinGroups(s)
+	dropAmbiguous(s)
+	joinWholes(s)
+	return &Findings{s, f}
 }
 
 // dropNamesakes keeps one of several devices with the same name: the device of the family listed
@@ -91,7 +114,7 @@ func (f *found) dropRepeated() {
 }
 
 // markUnread sets the health of devices with a problem to Unknown.
-func (s *Snapshot) markUnread() {
+func markUnread(s *Snapshot) {
 	for _, problem := range s.Problems {
 		for i := range s.Devices {
 			if d := &s.Devices[i]; d.Name == problem.Device && d.Health.Status == Healthy {
@@ -103,7 +126,7 @@ func (s *Snapshot) markUnread() {
 
 // markReadings sets the health of a device whose family found no fault to the worst of its other
 // readings.
-func (s *Snapshot) markReadings() {
+func markReadings(s *Snapshot) {
 	for i := range s.Devices {
 		if d := &s.Devices[i]; d.Health.Status == Healthy && len(d.Readings) > 0 {
 			d.Health = d.Readings[0]
@@ -116,7 +139,7 @@ func (s *Snapshot) markReadings() {
 // be a device of another family, for example the parent of mediated devices, or a physical
 // function. Parts that take no counters then take one unit of the counter "parts" each, so that the
 // parts stay independent of each other.
-func (s *Snapshot) joinWholes() {
+func joinWholes(s *Snapshot) {
 	parts := make(map[string][]*Device) // by their silicon
 	for i := range s.Devices {
 		if d := &s.Devices[i]; d.PartOf != nil {
@@ -125,13 +148,13 @@ func (s *Snapshot) joinWholes() {
 	}
 	for i := range s.Devices {
 		if d := &s.Devices[i]; d.PartOf == nil && len(parts[d.Name]) > 0 {
-			d.takeAll(parts[d.Name])
+			takeAll(d, parts[d.Name])
 		}
 	}
 }
 
 // takeAll makes the device the whole of the parts' physical device.
-func (d *Device) takeAll(parts []*Device) {
+func takeAll(d *Device, parts []*Device) {
 	one := map[string]resource.Quantity{"parts": resource.MustParse("1")}
 	all, free := make(map[string]resource.Quantity), int64(0)
 	for _, part := range parts {

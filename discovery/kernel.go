@@ -3,7 +3,9 @@ package discovery
 import (
 	"errors"
 	"io/fs"
+	"path"
 	"slices"
+	"strings"
 
 	"chandler.dev/discovery/sysfs"
 )
@@ -77,4 +79,69 @@ func index(devices []sysfs.Device, key func(sysfs.Device) string) map[string][]s
 		indexed[k] = append(indexed[k], d)
 	}
 	return indexed
+}
+
+// selectsDevice reports whether a device of the match's bus or class belongs to the
+// family.
+func selectsDevice(m Match, d sysfs.Device) (bool, error) {
+	if m.Name != "" {
+		if ok, _ := path.Match(m.Name, d.Name()); !ok {
+			return false, nil
+		}
+	}
+	if m.Hardware && isVirtual(d.Path) {
+		return false, nil
+	}
+	if m.Vendor != "" || m.Device != "" || m.PCIClass != "" {
+		id, err := d.PCIID()
+		switch {
+		case m.Vendor != "" && id.Vendor != m.Vendor:
+			return false, unlessKnown(id.Vendor, err)
+		case m.Device != "" && id.Device != m.Device:
+			return false, unlessKnown(id.Device, err)
+		case !strings.HasPrefix(id.Class, m.PCIClass):
+			return false, unlessKnown(id.Class, err)
+		}
+	}
+	if m.Driver != "" && d.Driver() != m.Driver || m.Unbound && (d.HasDriver() || d.HasEntry("physfn")) {
+		return false, nil
+	}
+	// A link in a class directory may lead to a device that is gone.
+	return m.Vendor != "" || m.Device != "" || m.PCIClass != "" || d.HasEntry("."), nil
+}
+
+// unlessKnown returns err if the value is unknown because of err.
+func unlessKnown(value string, err error) error {
+	if value != "" {
+		return nil
+	}
+	return err
+}
+
+// matchedDevices returns the kernel devices that belong to the family, each once, in path order.
+// The problems are errors of reads that the decision needed.
+func (k *kernel) matchedDevices(f *Family) ([]sysfs.Device, []Problem) {
+	var found []sysfs.Device
+	var problems []Problem
+	seen := make(map[string]bool)
+	for _, m := range f.Match {
+		if m.Passthrough && !k.passthroughs {
+			continue
+		}
+		for _, d := range k.candidateDevices(m) {
+			if seen[d.Path] {
+				continue
+			}
+			ok, err := selectsDevice(m, d)
+			if err != nil {
+				problems = append(problems, Problem{DeviceName(d), err})
+			}
+			if ok {
+				seen[d.Path] = true
+				found = append(found, d)
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b sysfs.Device) int { return strings.Compare(a.Path, b.Path) })
+	return found, problems
 }

@@ -14,22 +14,13 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// MergeSnapshots returns the next snapshot, completed with the parts of the last snapshot that are
-// still true. Both snapshots come from [Scan] or MergeSnapshots.
-//
-// A device whose directory is missing in sysfs is gone. A device whose directory exists keeps its
-// last description if a Problem reports a failed read. Its health is then Unknown, with the problem
-// as the reason. A missing device also keeps its last description if the read of its physical
-// device, of its family or of a list of devices failed. Parts that are kept replace the whole that
-// would otherwise be described in their place. A PCI function that is [IsIdleDriver] and no longer
-// described keeps its last description too. Its health then reports a missing driver, or a driver
-// that allows no use. A function whose link cannot be read without waking the function keeps the
-// last known link attributes.
-func MergeSnapshots(host *Host, last, next *Snapshot) *Snapshot {
+// mergeFindings returns the next findings, completed with the parts of the last findings that are
+// still true; see [Rescan]. last may be nil.
+func mergeFindings(host *Host, last, next *Findings) *Findings {
 	if last == nil {
 		return next
 	}
-	before, devices := last.found.byName(), next.found.byName() // as they were before the join
+	before, devices := last.found.byName(), next.found.byName()
 	causes := causesOf(next.Problems)
 	for i := range last.Devices {
 		old := &last.Devices[i]
@@ -38,14 +29,14 @@ func MergeSnapshots(host *Host, last, next *Snapshot) *Snapshot {
 		if cause == nil && !found {
 			cause = whyMissing(old, causes)
 		}
-		if cause == nil && !found && isIdle(host, old.Source) && !next.describesFunction(old) {
-			devices[old.Name] = before[old.Name].asIdle(sysfs.At(host.FS, old.Source).Driver())
+		if cause == nil && !found && isIdle(host, old.Source) && !next.found.describesFunction(old) {
+			devices[old.Name] = asIdle(*before[old.Name], sysfs.At(host.FS, old.Source).Driver())
 			continue
 		}
-		if cause == nil || host.lacksFile(old.homeDirectory()) || !found && old.PartOf == nil && next.hasParts(old.Name) {
+		if cause == nil || lacksFile(host, old.HomeDirectory()) || !found && old.PartOf == nil && hasParts(next.Devices, old.Name) {
 			continue
 		}
-		devices[old.Name] = before[old.Name].asUnread(cause)
+		devices[old.Name] = asUnread(*before[old.Name], cause)
 		if _, beside := last.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
 			delete(devices, old.Silicon())
 		}
@@ -77,7 +68,7 @@ func keepLink(host *Host, before, now *Device) *Device {
 			continue
 		}
 		if kept == nil {
-			if function, ok := functionOf(sysfs.At(host.FS, now.Source)); !ok || !function.IsSuspended() {
+			if function, ok := FunctionOf(sysfs.At(host.FS, now.Source)); !ok || !function.IsSuspended() {
 				return nil
 			}
 			d := *now
@@ -100,8 +91,8 @@ func (f found) byName() map[string]*Device {
 
 // lacksFile reports whether the host no longer has the file. Any other error of the check is no
 // evidence.
-func (h *Host) lacksFile(name string) bool {
-	_, err := fs.Stat(h.FS, name)
+func lacksFile(host *Host, name string) bool {
+	_, err := fs.Stat(host.FS, name)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
@@ -116,16 +107,16 @@ func isIdle(host *Host, source string) bool {
 }
 
 // asUnread returns the device with health Unknown and why as the reason.
-func (d Device) asUnread(why error) *Device {
+func asUnread(d Device, why error) *Device {
 	d.Health, d.Readings = Health{Status: Unknown, Reason: fmt.Sprintf("last description kept: %v", why)}, nil
 	return &d
 }
 
 // asIdle returns the device without a driver, or with a driver that only blocks other drivers.
-func (d Device) asIdle(driver string) *Device {
+func asIdle(d Device, driver string) *Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "driver")
-	d.Health, d.Readings, d.Creation = noDriver, nil, nil
+	d.Health, d.Readings, d.Creation = UnboundHealth(), nil, nil
 	if driver != "" {
 		d.Attributes.SetString("driver", driver)
 		d.Health.Reason = fmt.Sprintf("it is bound to %s, which permits no use of it", driver)
@@ -133,11 +124,11 @@ func (d Device) asIdle(driver string) *Device {
 	return &d
 }
 
-// describesFunction reports whether the snapshot describes a device's PCI function, or parts of the
+// describesFunction reports whether the findings describe a device's PCI function, or parts of the
 // function. Other parts of the same physical device do not matter: virtual functions are bound and
 // unbound individually, and so are the functions of an IOMMU group.
-func (s *Snapshot) describesFunction(old *Device) bool {
-	return slices.ContainsFunc(s.found.devices, func(d *Device) bool {
+func (f found) describesFunction(old *Device) bool {
+	return slices.ContainsFunc(f.devices, func(d *Device) bool {
 		return d.Source == old.Source || strings.HasPrefix(d.Source, old.Source+"/") || slices.Contains(d.Includes, old.Source) ||
 			d.PartOf != nil && d.PartOf.Name == old.Name
 	})
@@ -168,7 +159,7 @@ func whyMissing(d *Device, causes map[string]error) error {
 	return cmp.Or(causes[d.Silicon()], causes[d.Family], causes[anyList])
 }
 
-// hasParts reports whether the snapshot has parts of the named physical device.
-func (s *Snapshot) hasParts(silicon string) bool {
-	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.PartOf != nil && d.PartOf.Name == silicon })
+// hasParts reports whether the devices include parts of the named physical device.
+func hasParts(devices []Device, silicon string) bool {
+	return slices.ContainsFunc(devices, func(d Device) bool { return d.PartOf != nil && d.PartOf.Name == silicon })
 }

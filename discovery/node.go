@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -90,6 +91,61 @@ func CountedIDs(prefix string, count int) []string {
 	return ids
 }
 
-// VFIOControl returns the nodes needed for any IOMMU group or function under vfio. Families with
-// [VFIONodes] list them as CommonNodes.
-func VFIOControl() []string { return []string{"/dev/vfio/vfio", "/dev/iommu"} }
+// DeviceName converts the kernel's name of a device to a DNS label: "pci-0000-03-00-0" for the PCI
+// function "0000:03:00.0", and "vhost-net" for itself.
+func DeviceName(d sysfs.Device) string {
+	if sysfs.IsPCIAddress(d.Name()) {
+		return "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(d.Name())
+	}
+	return strings.NewReplacer(":", "-", ".", "-", "_", "-", "!", "-").Replace(strings.ToLower(d.Name()))
+}
+
+// Node returns the edit that gives a container the kernel's node of a device. dir is the directory
+// of the node if the kernel does not report one: "/dev/dri". The edit contains the device numbers
+// if known, so that a later check can detect and refuse a changed node. If the numbers are
+// unreadable, Node returns the edit without them and an error.
+func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
+	node, err := d.Node(dir)
+	edit := &specs.DeviceNode{Path: node.Path, HostPath: node.Path, Permissions: "rw"}
+	if err != nil {
+		return edit, fmt.Errorf("device node %s: %w", node.Path, err)
+	}
+	if node.Major == 0 && node.Minor == 0 {
+		return edit, nil
+	}
+	edit.Major, edit.Minor, edit.Type = node.Major, node.Minor, "c"
+	if node.Block {
+		edit.Type = "b"
+	}
+	return edit, nil
+}
+
+// PermitMknod allows a container to create the nodes as well ("mrw"). The device plugins of some
+// families do so, and software with its own /dev expects the permission.
+func PermitMknod(nodes []*specs.DeviceNode) {
+	for _, node := range nodes {
+		node.Permissions = "mrw"
+	}
+}
+
+// NodeHealth checks in the host's /dev whether the nodes of a device exist and have the device's
+// numbers. NodeHealth opens no node.
+func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
+	if len(nodes) == 0 {
+		return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "the kernel has no device node for it"}
+	}
+	for _, node := range nodes {
+		info, err := fs.Stat(host.FS, strings.TrimPrefix(node.HostPath, "/"))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: fmt.Sprintf("device node %s is missing", node.HostPath)}
+		case err != nil:
+			return Health{Status: Unknown, Reason: fmt.Sprintf("device node %s cannot be looked at: %v", node.HostPath, err)}
+		case nodeType(info.Mode()) != "": // otherwise an ordinary file of a recorded host
+			if _, err := CheckNode(node, info); err != nil {
+				return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: err.Error()}
+			}
+		}
+	}
+	return Health{Status: Healthy}
+}

@@ -73,8 +73,8 @@ type PartitionChange struct {
 // CanCreate reports whether the family can create devices on demand.
 func (f *Family) CanCreate() bool { return f.Create != nil && f.Remove != nil }
 
-// homeDirectory is the kernel's directory without which the device cannot exist.
-func (d *Device) homeDirectory() string {
+// HomeDirectory returns the kernel's directory without which the device cannot exist.
+func (d *Device) HomeDirectory() string {
 	if d.Creation != nil {
 		return d.Creation.Of
 	}

@@ -3,33 +3,22 @@ package discovery
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
-	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery/sysfs"
 )
-
-// DeviceName converts the kernel's name of a device to a DNS label: "pci-0000-03-00-0" for the PCI
-// function "0000:03:00.0", and "vhost-net" for itself.
-func DeviceName(d sysfs.Device) string {
-	if sysfs.IsPCIAddress(d.Name()) {
-		return "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(d.Name())
-	}
-	return strings.NewReplacer(":", "-", ".", "-", "_", "-", "!", "-").Replace(strings.ToLower(d.Name()))
-}
 
 // DescribePCI returns the common description of a PCI function, which a family extends: its name,
 // the attributes pciVendor, pciDevice, driver, function, parent, iommuGroup, linkSpeed and
 // linkWidth, and the standard attributes pciBusID, pcieRoot and numaNode. A virtual function is
 // part of its physical function. Missing values are left out; unreadable values are an error.
 // DescribePCI does not wake a suspended function. If reading the link would wake the function,
-// DescribePCI leaves out the link, and [MergeSnapshots] keeps the values of the last snapshot.
+// DescribePCI leaves out the link, and package scan keeps the values of the last scan.
 func DescribePCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()
 	d := Device{
@@ -253,15 +242,17 @@ func IsIdleDriver(driver string) bool {
 	return slices.Contains([]string{"", "pci-stub", "pci-pf-stub", "pciback"}, driver)
 }
 
-// noDriver is the health of a device without a driver.
-var noDriver = Health{Status: Unhealthy, Condition: ConditionDriverUnbound, Reason: "no driver is bound to it"}
+// UnboundHealth returns the health of a device without a driver.
+func UnboundHealth() Health {
+	return Health{Status: Unhealthy, Condition: ConditionDriverUnbound, Reason: "no driver is bound to it"}
+}
 
 // DescribeUnbound describes a PCI function without a driver: it exists and is unusable.
 func DescribeUnbound(host *Host, function sysfs.Device, kind, vendor string) (Device, error) {
 	d, err := DescribePCI(host, function)
 	d.Attributes.SetString("kind", kind)
 	d.Attributes.SetString("vendor", vendor)
-	d.Health = noDriver
+	d.Health = UnboundHealth()
 	return d, err
 }
 
@@ -291,54 +282,4 @@ func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, descr
 		devices = append(devices, d)
 	}
 	return devices, problems
-}
-
-// Node returns the edit that gives a container the kernel's node of a device. dir is the directory
-// of the node if the kernel does not report one: "/dev/dri". The edit contains the device numbers
-// if known, so that a later check can detect and refuse a changed node. If the numbers are
-// unreadable, Node returns the edit without them and an error.
-func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
-	node, err := d.Node(dir)
-	edit := &specs.DeviceNode{Path: node.Path, HostPath: node.Path, Permissions: "rw"}
-	if err != nil {
-		return edit, fmt.Errorf("device node %s: %w", node.Path, err)
-	}
-	if node.Major == 0 && node.Minor == 0 {
-		return edit, nil
-	}
-	edit.Major, edit.Minor, edit.Type = node.Major, node.Minor, "c"
-	if node.Block {
-		edit.Type = "b"
-	}
-	return edit, nil
-}
-
-// PermitMknod allows a container to create the nodes as well ("mrw"). The device plugins of some
-// families do so, and software with its own /dev expects the permission.
-func PermitMknod(nodes []*specs.DeviceNode) {
-	for _, node := range nodes {
-		node.Permissions = "mrw"
-	}
-}
-
-// NodeHealth checks in the host's /dev whether the nodes of a device exist and have the device's
-// numbers. NodeHealth opens no node.
-func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
-	if len(nodes) == 0 {
-		return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "the kernel has no device node for it"}
-	}
-	for _, node := range nodes {
-		info, err := fs.Stat(host.FS, strings.TrimPrefix(node.HostPath, "/"))
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: fmt.Sprintf("device node %s is missing", node.HostPath)}
-		case err != nil:
-			return Health{Status: Unknown, Reason: fmt.Sprintf("device node %s cannot be looked at: %v", node.HostPath, err)}
-		case nodeType(info.Mode()) != "": // otherwise an ordinary file of a recorded host
-			if _, err := CheckNode(node, info); err != nil {
-				return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: err.Error()}
-			}
-		}
-	}
-	return Health{Status: Healthy}
 }

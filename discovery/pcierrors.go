@@ -10,7 +10,7 @@ import (
 
 // fatalErrors describes the kernel's count of fatal errors for a function, for the port above it,
 // or at its root port (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
-func (p pciHealth) fatalErrors(function sysfs.Device) string {
+func (p *HealthReader) fatalErrors(function sysfs.Device) string {
 	if n := countedErrors(function); n > 0 {
 		return errorCount(n)
 	}
@@ -55,7 +55,7 @@ func countedErrors(function sysfs.Device) uint64 {
 // the kernel does not read the details over the link, and counts only errors with details
 // (aer_get_device_error_info, aer_print_error and pci_rootport_aer_stats_incr in
 // drivers/pci/pcie/aer.c).
-func (p pciHealth) strayErrors(root sysfs.Device) uint64 {
+func (p *HealthReader) strayErrors(root sysfs.Device) uint64 {
 	strays, read := p.strays[root.Path]
 	if !read {
 		if told, _ := root.Attrs().Uint("aer_rootport_total_err_fatal"); told > 0 {

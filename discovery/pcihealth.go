@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -12,22 +13,9 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// readPCI adds the health readings of a PCI function to devices that are the function or its parts.
-// The family's own readings come first.
-func readPCI(host *Host, devices []Device) pciHealth {
-	health := newPCIHealth(host)
-	for i := range devices {
-		d := &devices[i]
-		if function, ok := functionOf(sysfs.At(host.FS, d.Source)); ok {
-			d.Readings = slices.Concat(d.Readings, health.faultsOf(function))
-		}
-	}
-	return health
-}
-
-// pciHealth reads the health of each PCI function once: several partitions can share a function,
-// and virtual functions share a physical function.
-type pciHealth struct {
+// HealthReader reads the health of each PCI function once: several partitions can share a function,
+// and virtual functions share a physical function. Create it with [NewHealthReader].
+type HealthReader struct {
 	host    *Host
 	known   map[string][]Health // by directory
 	strays  map[string]uint64   // by root port; see strayErrors
@@ -35,25 +23,46 @@ type pciHealth struct {
 	later   map[string]bool     // directories of all other virtual functions
 }
 
-func newPCIHealth(host *Host) pciHealth {
-	return pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64), virtual: make(map[string]string), later: make(map[string]bool)}
+// NewHealthReader returns a reader that has read nothing yet.
+func NewHealthReader(host *Host) *HealthReader {
+	return &HealthReader{host: host, known: make(map[string][]Health), strays: make(map[string]uint64), virtual: make(map[string]string), later: make(map[string]bool)}
 }
 
-// isLater reports whether a file of sensors is in the directory of a virtual function that is not
-// the first one of its physical function. At the intervals without events, the first one stands for
-// all: they have one link, and one bit that enables all of them (VF Enable, section 3.3.3.1 of the
-// SR-IOV specification). The kernel sends events about the recovery of each function from fatal
+// AddReadings adds the health readings of PCI functions to devices that are a function or its parts.
+// The family's own readings come first.
+func (p *HealthReader) AddReadings(devices []Device) {
+	for i := range devices {
+		d := &devices[i]
+		if function, ok := FunctionOf(sysfs.At(p.host.FS, d.Source)); ok {
+			d.Readings = slices.Concat(d.Readings, p.faultsOf(function))
+		}
+	}
+}
+
+// IsRepresented reports whether a file of sensors is in the directory of a virtual function that is
+// not the first one of its physical function. At the intervals without events, the first one stands
+// for all: they have one link, and one bit that enables all of them (VF Enable, section 3.3.3.1 of
+// the SR-IOV specification). The kernel sends events about the recovery of each function from fatal
 // errors (pci_uevent_ers in drivers/pci/pci-driver.c).
-func (p pciHealth) isLater(name string) bool { return p.later[path.Dir(name)] }
+func (p *HealthReader) IsRepresented(name string) bool { return p.later[path.Dir(name)] }
+
+// Representatives returns the faults of the functions that were read, by directory, without the
+// virtual functions of which [HealthReader.IsRepresented] reports true.
+func (p *HealthReader) Representatives() map[string][]Health {
+	maps.DeleteFunc(p.known, func(function string, _ []Health) bool { return p.later[function] })
+	return p.known
+}
 
 // faultsOf returns the faults of a PCI function. The faults of a virtual function include the
 // faults of its physical function, which has the link, the sensors and the error counters of both.
-func (p pciHealth) faultsOf(function sysfs.Device) []Health {
-	readings := p.ownFaults(function)
-	if failure := p.host.Recoveries.failureReason(function); failure != "" {
-		readings = slices.Concat([]Health{{Status: Unhealthy, Reason: failure}}, readings)
+func (p *HealthReader) faultsOf(function sysfs.Device) []Health {
+	readings := p.OwnFaults(function)
+	if p.host.RecoveryFailure != nil {
+		if failure := p.host.RecoveryFailure(function); failure != "" {
+			readings = slices.Concat([]Health{{Status: Unhealthy, Reason: failure}}, readings)
+		}
 	}
-	physical := physicalOf(function)
+	physical := PhysicalFunction(function)
 	if physical.Path == function.Path {
 		return readings
 	}
@@ -63,7 +72,7 @@ func (p pciHealth) faultsOf(function sysfs.Device) []Health {
 		p.later[function.Path] = true
 	}
 	readings = slices.Clone(readings)
-	for _, reading := range p.ownFaults(physical) {
+	for _, reading := range p.OwnFaults(physical) {
 		if !slices.ContainsFunc(readings, func(own Health) bool { return own.Condition == reading.Condition }) {
 			reading.Reason = fmt.Sprintf("its physical function %s: %s", physical.Name(), reading.Reason)
 			readings = append(readings, reading)
@@ -72,8 +81,8 @@ func (p pciHealth) faultsOf(function sysfs.Device) []Health {
 	return readings
 }
 
-// ownFaults returns the faults in the function's own directory.
-func (p pciHealth) ownFaults(function sysfs.Device) []Health {
+// OwnFaults returns the faults in the function's own directory.
+func (p *HealthReader) OwnFaults(function sysfs.Device) []Health {
 	readings, read := p.known[function.Path]
 	if !read {
 		readings = p.read(function)
@@ -82,10 +91,10 @@ func (p pciHealth) ownFaults(function sysfs.Device) []Health {
 	return readings
 }
 
-// functionOf returns the PCI function whose health the device has: the device itself, or the target
+// FunctionOf returns the PCI function whose health the device has: the device itself, or the target
 // of the "device" link of a class directory such as infiniband/mlx5_0. A device merely connected to
 // a function, such as a USB device to its controller, does not share the function's health.
-func functionOf(d sysfs.Device) (sysfs.Device, bool) {
+func FunctionOf(d sysfs.Device) (sysfs.Device, bool) {
 	if !sysfs.IsPCIAddress(d.Name()) {
 		d, _ = d.LinkTo("device")
 	}
@@ -95,7 +104,7 @@ func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 // read returns the faults of a PCI function, present faults before past ones. An unreadable value
 // is not a fault: a silent sensor does not make the device unhealthy. read wakes no suspended
 // function, and reads no file behind the device's lock.
-func (p pciHealth) read(function sysfs.Device) []Health {
+func (p *HealthReader) read(function sysfs.Device) []Health {
 	var readings []Health
 	add := func(condition Condition, reason string) {
 		if reason != "" {
@@ -107,7 +116,7 @@ func (p pciHealth) read(function sysfs.Device) []Health {
 	// function resumes at most the port above the function, and the port is awake while the
 	// physical function is (pci_config_pm_runtime_get in drivers/pci/pci.c). Reading a sensor
 	// may resume the function itself.
-	awake := physicalOf(function)
+	awake := PhysicalFunction(function)
 	if len(function.Children("hwmon")) > 0 {
 		awake = function
 	}
@@ -201,3 +210,11 @@ func degradedLink(function sysfs.Device) string {
 
 // knownOrZero returns the width or speed of a link, and 0 if unreadable.
 func knownOrZero(value int64, _ error) int64 { return value }
+
+// PhysicalFunction returns the physical function of a virtual one, and any other function itself.
+func PhysicalFunction(function sysfs.Device) sysfs.Device {
+	if physical, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(physical.Name()) {
+		return physical
+	}
+	return function
+}

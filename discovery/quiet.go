@@ -289,9 +289,9 @@ func (l familyScan) isQuiet(host *Host) comparison {
 	if !slices.ContainsFunc(l.sensors, changed) {
 		return now
 	}
-	health := newPCIHealth(host)
+	health := NewHealthReader(host)
 	for function, readings := range l.functions {
-		if !slices.Equal(health.ownFaults(sysfs.At(host.FS, function)), readings) {
+		if !slices.Equal(health.OwnFaults(sysfs.At(host.FS, function)), readings) {
 			return comparison{}
 		}
 	}

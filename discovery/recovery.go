@@ -41,20 +41,17 @@ func (r *Recoveries) readEvent(variables map[string]string) {
 	}
 }
 
-// failureReason returns the reason if the kernel could not recover a function, or a port above the
-// function, and the function has not recovered since. Otherwise failureReason returns "". A virtual
+// FailureReason returns the reason if the kernel could not recover a function, or a port above the
+// function, and the function has not recovered since. Otherwise FailureReason returns "". A virtual
 // function follows its physical function. The failure of a port affects everything below the port.
-func (r *Recoveries) failureReason(function sysfs.Device) string {
-	if r == nil {
-		return ""
-	}
+func (r *Recoveries) FailureReason(function sysfs.Device) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.failed) == 0 {
 		return ""
 	}
 	last, well, whose := 0, 0, function
-	for _, f := range []sysfs.Device{function, physicalOf(function)} {
+	for _, f := range []sysfs.Device{function, PhysicalFunction(function)} {
 		well = max(well, r.recovered[f.Path])
 		for d := f; sysfs.IsPCIAddress(d.Name()); d = d.Parent() {
 			if n := r.failed[d.Path]; n > last {
@@ -69,12 +66,4 @@ func (r *Recoveries) failureReason(function sysfs.Device) string {
 		return "the kernel could not recover it from a PCIe error"
 	}
 	return fmt.Sprintf("the kernel could not recover %s from a PCIe error", whose.Name())
-}
-
-// physicalOf returns the physical function of a virtual one, and any other function itself.
-func physicalOf(function sysfs.Device) sysfs.Device {
-	if physical, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(physical.Name()) {
-		return physical
-	}
-	return function
 }

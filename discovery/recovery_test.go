@@ -61,16 +61,17 @@ func TestRecoveries(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			host := &Host{Recoveries: new(Recoveries), FS: fstest.MapFS{recoveryVirtual + "/physfn": {Data: []byte("../0000:03:00.0"), Mode: fs.ModeSymlink}}}
+			recoveries := new(Recoveries)
+			host := &Host{RecoveryFailure: recoveries.FailureReason, FS: fstest.MapFS{recoveryVirtual + "/physfn": {Data: []byte("../0000:03:00.0"), Mode: fs.ModeSymlink}}}
 			for _, function := range []string{recoveryPhysical, recoveryVirtual, recoveryOther} {
 				host.FS.(fstest.MapFS)[function+"/class"] = &fstest.MapFile{Data: []byte("0x020000\n")}
 			}
 			for _, message := range test.events {
-				host.Recoveries.readEvent(ueventVariables(message))
+				recoveries.readEvent(ueventVariables(message))
 			}
 			for function, want := range map[string]string{recoveryPhysical: test.physical, recoveryVirtual: test.virtual, recoveryOther: test.other} {
 				devices := []Device{{Name: "d", Source: function}}
-				readPCI(host, devices)
+				NewHealthReader(host).AddReadings(devices)
 				got := ""
 				for _, reading := range devices[0].Readings {
 					got += string(reading.Key()) + ": " + reading.Reason

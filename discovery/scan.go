@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path"
 	"slices"
 
@@ -19,7 +18,10 @@ import (
 //
 // Scan reads one file after the other and waits for each, which suits files in memory. [Watch] does
 // not wait for reads that hang.
-func Scan(host *Host, families []*Family) *Snapshot {
+func Scan(host *Host, families []*Family) *Snapshot { return scanAll(host, families).Snapshot }
+
+// scanAll returns the findings of the families on a host.
+func scanAll(host *Host, families []*Family) *Findings {
 	m := match(host, families)
 	looks := []familyScan{{Problems: m.problems}}
 	for _, f := range leftoversLast(families) {
@@ -72,7 +74,7 @@ func match(host *Host, families []*Family) matches {
 	kernel := newKernel(host)
 	m := matches{of: make(map[*Family]familyScan, len(families))}
 	for _, f := range families {
-		found, problems := f.matchedDevices(kernel)
+		found, problems := kernel.matchedDevices(f)
 		m.of[f] = familyScan{matched: found, Problems: problems, claims: !f.Leftovers}
 	}
 	m.problems = kernel.problems
@@ -157,12 +159,13 @@ func (l familyScan) read(f *Family, host *Host) familyScan {
 		sensors, sensed = newTrace(host)
 		found = l.in(answers).matched
 	}
-	devices, problems := f.describeDevices(described, found)
+	devices, problems := describeDevices(f, described, found)
 	l.Problems = slices.Concat(l.Problems, problems)
 	l.add(devices, f)
-	health := readPCI(sensed, l.Devices)
-	setPlaces(described, l.Devices)
-	l.Problems = slices.Concat(l.Problems, setPassthrough(described, l.Devices))
+	health := NewHealthReader(sensed)
+	health.AddReadings(l.Devices)
+	SetPlaces(described, l.Devices)
+	l.Problems = slices.Concat(l.Problems, SetPassthrough(described, l.Devices))
 	if l.traces {
 		for _, d := range found {
 			if sysfs.IsPCIAddress(d.Name()) && IsVFIO(d.Driver()) { // match may have cached the driver link
@@ -171,9 +174,8 @@ func (l familyScan) read(f *Family, host *Host) familyScan {
 		}
 		l.steps, l.traced = answers.done(nil)
 		l.sensors, _ = sensors.done(answers)
-		l.sensors = slices.DeleteFunc(l.sensors, func(step traced) bool { return health.isLater(step.name) })
-		maps.DeleteFunc(health.known, func(function string, _ []Health) bool { return health.later[function] })
-		l.functions = health.known
+		l.sensors = slices.DeleteFunc(l.sensors, func(step traced) bool { return health.IsRepresented(step.name) })
+		l.functions = health.Representatives()
 		l.places = placesOf(l.matched, answers, sensors)
 	}
 	return l
@@ -181,7 +183,7 @@ func (l familyScan) read(f *Family, host *Host) familyScan {
 
 // describeDevices calls the family's Describe. A panic in Describe is a bug in the family, but must
 // not affect the devices of other families.
-func (f *Family) describeDevices(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
+func describeDevices(f *Family, host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			devices, problems = nil, []Problem{{f.Name, fmt.Errorf("describe: panic: %v", cause)}}
@@ -205,7 +207,7 @@ func (l *familyScan) add(devices []Device, f *Family) {
 		if d.Health.Status == "" {
 			d.Health.Status = Healthy
 		}
-		if err := errors.Join(d.Validate(), d.checkFiles(f.FileDirs)); err != nil {
+		if err := errors.Join(d.Validate(), d.ValidateFiles(f.FileDirs)); err != nil {
 			l.Problems = append(l.Problems, Problem{d.Name, err})
 			continue
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
@@ -111,7 +113,7 @@ func (s *Settler) SettleStates(snapshot *Snapshot, now time.Time) (settled *Snap
 
 // settleDevice sets the state of the device, and returns the time after which the state may change.
 func (s *Settler) settleDevice(d *Device, now time.Time) (wait time.Duration) {
-	reading := s.Severity.worstReading(d)
+	reading := worstReading(s.Severity, d)
 	st := s.states[d.Name]
 	if st == nil || st.Identity != "" && d.Identity != "" && st.Identity != d.Identity {
 		st = &state{}
@@ -209,7 +211,7 @@ func (s *Settler) back(st *state) {
 	gone := s.goneHealth(st)
 	gone.Reason = "the device was gone until just now"
 	st.EffectiveAtOnce = st.EffectiveAtOnce && !st.Missed
-	if st.Missed && s.Severity.level(gone) > s.Severity.level(st.currentHealth()) {
+	if st.Missed && level(s.Severity, gone) > level(s.Severity, st.currentHealth()) {
 		s.setState(st, gone, st.Missing.Time)
 	}
 	st.Missing, st.Missed, st.unheld = metav1.Time{}, false, time.Time{}
@@ -229,7 +231,7 @@ func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
 		return max(0, or(s.UnknownAfter, defaultUnknownAfter)-now.Sub(st.unread))
 	}
 	st.unread = time.Time{}
-	if st.Status == "" || s.Severity.level(reading) >= s.Severity.level(st.currentHealth()) {
+	if st.Status == "" || level(s.Severity, reading) >= level(s.Severity, st.currentHealth()) {
 		st.better = time.Time{}
 		return 0
 	}
@@ -246,7 +248,7 @@ func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
 // setState makes the reading the state. A different reason alone does not change the state.
 func (s *Settler) setState(st *state, reading Health, now time.Time) {
 	before := st.currentHealth()
-	if st.Status != "" && !st.EffectiveAtOnce && s.Severity.level(reading) > s.Severity.level(before) {
+	if st.Status != "" && !st.EffectiveAtOnce && level(s.Severity, reading) > level(s.Severity, before) {
 		if !st.Worsened.IsZero() && now.Sub(st.Worsened.Time) <= or(s.FlappingWithin, defaultFlappingWithin) {
 			st.Flaps = min(st.Flaps+1, maxFlaps)
 		} else {
@@ -299,4 +301,24 @@ func (s *Settler) UnmarshalJSON(data []byte) error {
 	}
 	s.states = states
 	return nil
+}
+
+// level orders states by severity. A worse state has a higher level.
+func level(s Severity, h Health) int {
+	if h.Key() == "" {
+		return 0
+	}
+	effects := []resourceapi.DeviceTaintEffect{resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute}
+	return 1 + slices.Index(effects, s.EffectOf(h.Key()))
+}
+
+// worstReading returns the worst reading of a device, or the first of several equally bad readings.
+func worstReading(s Severity, d *Device) Health {
+	worst := d.Health
+	for _, reading := range d.Readings {
+		if level(s, reading) > level(s, worst) {
+			worst = reading
+		}
+	}
+	return worst
 }

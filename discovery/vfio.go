@@ -118,3 +118,7 @@ func mayExist(host *Host, name string) bool {
 	_, err := fs.Stat(host.FS, name)
 	return !errors.Is(err, fs.ErrNotExist)
 }
+
+// VFIOControl returns the nodes needed for any IOMMU group or function under vfio. Families with
+// [VFIONodes] list them as CommonNodes.
+func VFIOControl() []string { return []string{"/dev/vfio/vfio", "/dev/iommu"} }

@@ -36,12 +36,6 @@ func VFIOHealth(host *Host, function sysfs.Device, nodes []*specs.DeviceNode) He
 	return health
 }
 
-// IsVFIO reports whether a driver makes functions available to user space: vfio-pci, or a driver
-// that extends vfio-pci for some functions, such as mlx5_vfio_pci (drivers/vfio/pci).
-func IsVFIO(driver string) bool {
-	return strings.HasSuffix(strings.ReplaceAll(driver, "_", "-"), "vfio-pci")
-}
-
 // harmless are the drivers, in addition to those of vfio, that do not block the use of their IOMMU
 // group through vfio: the kernel marks them driver_managed_dma. "" means that no driver is bound.
 // pci-pf-stub is not marked.

@@ -33,12 +33,12 @@ const (
 // ones do not appear (SR-IOV 3.3.9, 3.3.10).
 //
 // The driver and its interfaces are not known in advance, nor is the IOMMU group.
-func (h *Host) UncreatedFunctions(physical Device) (virtual []Device, err error) {
-	most, err := FirstSelected(h.VirtualFunctions, physical)
+func UncreatedFunctions(host *Host, physical Device) (virtual []Device, err error) {
+	most, err := FirstSelected(host.VirtualFunctions, physical)
 	if most == nil {
 		return nil, err
 	}
-	function := sysfs.At(h.FS, physical.Source)
+	function := sysfs.At(host.FS, physical.Source)
 	if divided, err := HasVirtualFunctions(function); divided || err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (h *Host) UncreatedFunctions(physical Device) (virtual []Device, err error)
 		if !ok {
 			return nil, fmt.Errorf("virtual functions of %s: there is no place for number %d at offset %d, stride %d", function.Name(), i, offset, stride)
 		}
-		virtual = append(virtual, uncreatedFunction(h, physical, address, id, making))
+		virtual = append(virtual, uncreatedFunction(host, physical, address, id, making))
 	}
 	return virtual, nil
 }

@@ -62,7 +62,7 @@ type Scanned struct {
 // when the context ends.
 //
 // A known device that cannot be read at the moment keeps its last description with health Unknown;
-// see [MergeSnapshots].
+// see [Rescan].
 //
 // Families are read concurrently and do not wait for each other. After Patience, a scan continues
 // without the families that have not answered, and all devices of these families count as
@@ -281,7 +281,7 @@ func (s *scanner) scan(ctx context.Context, keeps func(familyScan) bool) (now *S
 		}
 	}
 	shareDescriptions(looks, s.looks)
-	merging := awaitRead(ctx, s.patient, func(host *Host) *Snapshot { return MergeSnapshots(host, s.lastSnapshot(), joinLooks(looks)) })
+	merging := awaitRead(ctx, s.patient, func(host *Host) *Findings { return mergeFindings(host, s.lastFindings(), joinLooks(looks)) })
 	if merging == nil {
 		return nil, false
 	}
@@ -290,11 +290,11 @@ func (s *scanner) scan(ctx context.Context, keeps func(familyScan) bool) (now *S
 		last := merging.found.found // a copy, so that the joined devices can be freed
 		s.last, s.looks = &last, looks
 	}
-	return merging.found, answered
+	return merging.found.Snapshot, answered
 }
 
-// lastSnapshot returns the last snapshot, or nil.
-func (s *scanner) lastSnapshot() *Snapshot {
+// lastFindings returns the last findings, or nil.
+func (s *scanner) lastFindings() *Findings {
 	if s.last == nil {
 		return nil
 	}

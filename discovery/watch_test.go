@@ -61,16 +61,16 @@ func setLabel(t *testing.T, root, name, label string) {
 	}
 }
 
-// joined returns a snapshot of a single look.
-func joined(l familyScan) *Snapshot { return joinLooks([]familyScan{l}) }
+// joined returns the findings of a single look.
+func joined(l familyScan) *Findings { return joinLooks([]familyScan{l}) }
 
 func TestMerge(t *testing.T) {
 	host, root := widgetHost(t, map[string]string{"a": "first", "b": "second"})
 	families := []*Family{widgets}
-	first := MergeSnapshots(host, nil, Scan(host, families))
+	first := Rescan(host, families, nil)
 
 	setLabel(t, root, "a", "unreadable")
-	second := MergeSnapshots(host, first, Scan(host, families))
+	second := Rescan(host, families, first)
 	a, _ := second.Lookup("a")
 	if a.Attributes.String("model") != "first" || a.Health.Status != Unknown || a.Health.Reason == "" {
 		t.Errorf("unreadable: got model %q, health %+v; want the last description, Unknown and why", a.Attributes.String("model"), a.Health)
@@ -80,23 +80,23 @@ func TestMerge(t *testing.T) {
 	}
 
 	// It stays unchanged for as long as the device cannot be read.
-	third := MergeSnapshots(host, second, Scan(host, families))
-	if !SameSnapshots(second, third) {
+	third := Rescan(host, families, second)
+	if !SameSnapshots(second.Snapshot, third.Snapshot) {
 		t.Errorf("a second scan of the same host differs: %v, %v", second.Devices, third.Devices)
 	}
 
 	setLabel(t, root, "a", "renamed")
-	fourth := MergeSnapshots(host, third, Scan(host, families))
+	fourth := Rescan(host, families, third)
 	if a, _ := fourth.Lookup("a"); a.Attributes.String("model") != "renamed" || a.Health.Status != Healthy {
 		t.Errorf("readable again: got model %q, health %+v", a.Attributes.String("model"), a.Health)
 	}
 
 	setLabel(t, root, "a", "unreadable")
-	fifth := MergeSnapshots(host, fourth, Scan(host, families))
+	fifth := Rescan(host, families, fourth)
 	if err := os.RemoveAll(filepath.Join(root, "sys/class/widget/a")); err != nil {
 		t.Fatal(err)
 	}
-	if _, there := MergeSnapshots(host, fifth, Scan(host, families)).Lookup("a"); there {
+	if _, there := Rescan(host, families, fifth).Lookup("a"); there {
 		t.Error("gone: the device is still there")
 	}
 }
@@ -116,7 +116,7 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 		"described without a fact": {Devices: []Device{{Name: "a-1"}}, Problems: []Problem{{"a-1", broken}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := MergeSnapshots(host, last, joined(next)).Devices
+			got := mergeFindings(host, last, joined(next)).Devices
 			if len(got) != 1 || got[0].Name != "a-1" || got[0].PartOf == nil || got[0].Health.Status != Unknown {
 				t.Errorf("got %+v; want the last description of a-1, Unknown", got)
 			}
@@ -128,14 +128,14 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 		"it is a whole again": {Devices: []Device{{Name: "a"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, there := MergeSnapshots(host, last, joined(next)).Lookup("a-1"); there {
+			if _, there := mergeFindings(host, last, joined(next)).Lookup("a-1"); there {
 				t.Error("a-1 is kept")
 			}
 		})
 	}
 	whole := joined(familyScan{Devices: []Device{{Name: "a", Family: "widget", Source: part.Source}}})
 	divided := joined(familyScan{Devices: []Device{part}, Problems: []Problem{{"widget", broken}}})
-	if _, there := MergeSnapshots(host, whole, divided).Lookup("a"); there {
+	if _, there := mergeFindings(host, whole, divided).Lookup("a"); there {
 		t.Error("a whole is kept beside its parts")
 	}
 }
@@ -177,9 +177,9 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			host := &Host{FS: test.host}
-			merged := MergeSnapshots(host, joined(familyScan{Devices: test.last}), joined(familyScan{Devices: test.next}))
-			again := MergeSnapshots(host, merged, joined(familyScan{Devices: test.next}))
-			if !SameSnapshots(merged, again) {
+			merged := mergeFindings(host, joined(familyScan{Devices: test.last}), joined(familyScan{Devices: test.next}))
+			again := mergeFindings(host, merged, joined(familyScan{Devices: test.next}))
+			if !SameSnapshots(merged.Snapshot, again.Snapshot) {
 				t.Errorf("then %+v, and again %+v", merged.Devices, again.Devices)
 			}
 			var kept []string
@@ -194,7 +194,7 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 		})
 	}
 	stub := fstest.MapFS{dir + "/vendor": bound[dir+"/vendor"], dir + "/driver": {Data: []byte("../../../bus/pci/drivers/pci-stub"), Mode: fs.ModeSymlink}}
-	got, _ := MergeSnapshots(&Host{FS: stub}, joined(familyScan{Devices: []Device{one}}), joined(familyScan{})).Lookup("a")
+	got, _ := mergeFindings(&Host{FS: stub}, joined(familyScan{Devices: []Device{one}}), joined(familyScan{})).Lookup("a")
 	if got.Health.Key() != ConditionDriverUnbound || !strings.Contains(got.Health.Reason, "pci-stub") || got.Attributes.String("driver") != "pci-stub" {
 		t.Errorf("under pci-stub: %+v", got)
 	}
@@ -227,7 +227,7 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 		d, err := DescribePCI(host, found[0])
 		return []Device{d}, Problems(d.Name, err)
 	}}
-	var last *Snapshot
+	var last *Findings
 	for i, step := range []struct {
 		status, state, width string
 		want                 int64 // 0 means unknown
@@ -253,7 +253,7 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 		if step.state == "D3cold" {
 			host.FS = wakingLinks{files, t}
 		}
-		last = MergeSnapshots(host, last, Scan(host, []*Family{family}))
+		last = Rescan(host, []*Family{family}, last)
 		width := ptr.Deref(last.Devices[0].Attributes["linkWidth"].IntValue, 0)
 		if width != step.want || len(last.Problems) > 0 {
 			t.Errorf("step %d, %+v: %d lanes, %v", i, step, width, last.Problems)
@@ -274,7 +274,7 @@ func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 		"both":  {Problems: []Problem{{"part", unreadable}, {"whole", unreadable}}},
 		"whole": {Devices: last.Devices[:1], Problems: []Problem{{"whole", unreadable}}},
 	} {
-		if got := MergeSnapshots(host, last, joined(next)).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
+		if got := mergeFindings(host, last, joined(next)).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
 			t.Errorf("%s unreadable: %+v", name, got)
 		}
 	}

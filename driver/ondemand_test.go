@@ -27,7 +27,7 @@ var divisible = &discovery.Family{
 	Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 		for _, function := range found {
 			d, err := discovery.DescribePCI(host, function)
-			virtual, unmadeErr := host.UncreatedFunctions(d)
+			virtual, unmadeErr := discovery.UncreatedFunctions(host, d)
 			for _, err := range []error{err, unmadeErr} {
 				problems = append(problems, discovery.Problems(d.Name, err)...)
 			}

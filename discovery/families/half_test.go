@@ -39,8 +39,8 @@ func TestHalfWrittenIDs(t *testing.T) {
 		{"nvidia/testdata/h100x8.host", "device", "0x2"},
 	} {
 		t.Run(filepath.Base(test.file)+" "+test.attribute+" "+test.content, func(t *testing.T) {
-			whole := discovery.Scan(discoverytest.ReadHost(t, test.file), families.All)
-			d := firstFunction(t, whole)
+			whole := discovery.Rescan(discoverytest.ReadHost(t, test.file), families.All, nil)
+			d := firstFunction(t, whole.Snapshot)
 			host := half(t, test.file, d.Source+"/"+test.attribute, test.content)
 			now := discovery.Scan(host, families.All)
 			if got, found := now.Lookup(d.Name); found && (got.Health.Status != discovery.Unknown || got.Family != d.Family) {
@@ -49,7 +49,7 @@ func TestHalfWrittenIDs(t *testing.T) {
 			if len(now.Problems) != len(whole.Problems)+1 || now.Problems[0].Device != d.Name || !strings.Contains(now.Problems[0].Error(), "attribute "+test.attribute) {
 				t.Errorf("problems %v", now.Problems)
 			}
-			kept, _ := discovery.MergeSnapshots(host, whole, now).Lookup(d.Name)
+			kept, _ := discovery.Rescan(host, families.All, whole).Lookup(d.Name)
 			if kept.Health.Status != discovery.Unknown || kept.Attributes.String("pciDevice") != d.Attributes.String("pciDevice") {
 				t.Errorf("its last description is not kept: %s", format(t, kept))
 			}
@@ -95,7 +95,7 @@ func TestImpossibleValues(t *testing.T) {
 // last description.
 func TestGarbledInformation(t *testing.T) {
 	for file, address := range map[string]string{"nvidia/testdata/gke.host": "0000:00:05.0", "nvidia/testdata/h100-mig.host": "0000:1b:00.0"} {
-		whole := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
+		whole := discovery.Rescan(discoverytest.ReadHost(t, file), families.All, nil)
 		gpu := "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address)
 		host := half(t, file, "proc/driver/nvidia/gpus/"+address+"/information", "half")
 		now := discovery.Scan(host, families.All)
@@ -110,7 +110,7 @@ func TestGarbledInformation(t *testing.T) {
 		if !slices.ContainsFunc(now.Problems, problem) {
 			t.Errorf("%s: problems %v", file, now.Problems)
 		}
-		kept := discovery.MergeSnapshots(host, whole, now)
+		kept := discovery.Rescan(host, families.All, whole)
 		for _, d := range whole.Devices {
 			if got, _ := kept.Lookup(d.Name); d.Silicon() == gpu && got.Health.Status != discovery.Unknown {
 				t.Errorf("%s: %s is not kept: %s", file, d.Name, format(t, got))

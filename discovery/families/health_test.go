@@ -83,10 +83,10 @@ func TestDriverUnbound(t *testing.T) {
 		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
-		last := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
-		functions := functionsOf(last)
+		last := discovery.Rescan(discoverytest.ReadHost(t, file), families.All, nil)
+		functions := functionsOf(last.Snapshot)
 		host := rewritten(t, file, func(text string) string { return unboundText(text, functions) })
-		now := discovery.MergeSnapshots(host, last, discovery.Scan(host, families.All))
+		now := discovery.Rescan(host, families.All, last)
 		for _, d := range functions {
 			if d.OptIn || len(d.Includes) > 0 {
 				continue // consists of several functions

@@ -8,11 +8,11 @@ import (
 )
 
 // UncreatedFunctions returns the virtual functions that could be created on a physical function
-// with the given port: the result of [discovery.Host.UncreatedFunctions] with the attributes of
+// with the given port: the result of [discovery.UncreatedFunctions] with the attributes of
 // network functions. The family has described the physical function with
 // [Function.DescribeFunction], so the administrator can select it by its interface.
 func UncreatedFunctions(host *discovery.Host, physical discovery.Device, port Port) ([]discovery.Device, error) {
-	devices, err := host.UncreatedFunctions(physical)
+	devices, err := discovery.UncreatedFunctions(host, physical)
 	if err != nil {
 		return nil, err
 	}

@@ -125,7 +125,7 @@ func newAgent(config Config) *agent {
 		a.finder = config.HostService
 	}
 	a.passthrough, a.onDemand = a.newPassthrough(), a.newOnDemand()
-	a.host.Hooks, a.host.Recoveries, a.host.CreatedUnit = config.HookProgram, config.Recoveries, a.onDemand.Has
+	a.host.Hooks, a.host.RecoveryFailure, a.host.CreatedUnit = config.HookProgram, config.RecoveryFailure, a.onDemand.Has
 	a.reclaim = a.newReclaim()
 	a.ledger.AddOutput(a.reclaim)
 	a.sharingDaemons = a.newSharingDaemons()

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
@@ -62,8 +63,8 @@ type Config struct {
 	// agent receives no events; see [discovery.Listen].
 	Uevents func(ctx context.Context, events chan discovery.Changes) error
 
-	// Recoveries holds the results of error recoveries that Uevents receives. Optional.
-	Recoveries *discovery.Recoveries
+	// RecoveryFailure is that of [discovery.Host], from the events that Uevents receives. Optional.
+	RecoveryFailure func(function sysfs.Device) string
 
 	// AllEvents reports that Uevents receives all events of the host, so that a scan reads only the
 	// families that an event concerns; see [discovery.Watch].

@@ -242,12 +242,12 @@ func TestNVMLThatTires(t *testing.T) {
 	n.silence, n.retry = 2*time.Second, time.Hour
 	changed := start(t, n)
 	within(t, changed, "nothing was heard")
-	first := discovery.Scan(host, families.All)
+	first := discovery.Rescan(host, families.All, nil)
 	if gpu := gpuOf(t, host); gpu.Attributes.String("architecture") != "hopper" {
 		t.Fatalf("got %+v", gpu)
 	}
 	within(t, changed, "nothing was taken back")
-	merged := discovery.MergeSnapshots(host, first, discovery.Scan(host, families.All))
+	merged := discovery.Rescan(host, families.All, first)
 	gpu, _ := merged.Lookup("pci-0000-01-00-0")
 	if gpu.Health.Status != discovery.Unknown || !strings.Contains(gpu.Health.Reason, "silent for 2s") || gpu.Attributes.String("architecture") != "hopper" {
 		t.Errorf("got %+v", gpu)

@@ -18,10 +18,10 @@ import (
 func TestReset(t *testing.T) {
 	const name = "pci-0000-3b-00-1"
 	families := []*discovery.Family{fpgaxilinx.Family}
-	var last *discovery.Snapshot
+	var last *discovery.Findings
 	scan := func(edit func(line string) string) (discovery.Device, bool) {
 		host := edited(t, "testdata/alveo.host", edit)
-		last = discovery.MergeSnapshots(host, last, discovery.Scan(host, families))
+		last = discovery.Rescan(host, families, last)
 		return last.Lookup(name)
 	}
 	before, found := scan(func(line string) string { return line })

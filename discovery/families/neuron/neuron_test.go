@@ -50,11 +50,11 @@ func TestGranularity(t *testing.T) {
 func TestIdentityOfCores(t *testing.T) {
 	host := discoverytest.ReadHost(t, "testdata/trn2.host")
 	families := []*discovery.Family{neuron.Family}
-	before := discovery.Scan(host, families)
+	before := discovery.Rescan(host, families, nil)
 	overlay := hostfs.NewOverlay(host.FS)
 	overlay.Set("sys/devices/virtual/neuron_device/neuron1/info/serial_number", []byte("no\x00text"))
 	unread := &discovery.Host{FS: overlay, Roots: host.Roots}
-	after := discovery.MergeSnapshots(unread, before, discovery.Scan(unread, families))
+	after := discovery.Rescan(unread, families, before)
 	for _, name := range []string{"neuron1", "neuron1-core-0", "neuron1-core-3"} {
 		was, known := before.Lookup(name)
 		is, there := after.Lookup(name)

@@ -224,16 +224,20 @@ func TestUnreadable(t *testing.T) {
 	whole := usb("1", "2", "A")
 	whole["dev/serial/port"] = &fstest.MapFile{}
 	groups := []discovery.PathGroup{{Paths: []discovery.HostPath{{Path: "/dev/serial/p*"}}}, {USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}}
-	before := scan(whole, groups...)
+	rescan := func(fsys fs.FS, last *discovery.Findings) *discovery.Findings {
+		host := &discovery.Host{FS: fsys, Paths: []discovery.PathResource{{Name: "example.com/a", Groups: groups}}}
+		return discovery.Rescan(host, []*discovery.Family{paths.Family}, last)
+	}
+	before := rescan(whole, nil)
 	for _, dir := range []string{"dev/serial", "sys/bus/usb/devices"} {
 		host := noDirectory{whole, dir}
-		after := discovery.MergeSnapshots(&discovery.Host{FS: host}, before, scan(host, groups...))
+		after := rescan(host, before)
 		if len(before.Devices) != 2 || len(after.Devices) != 2 || len(after.Problems) != 1 {
 			t.Errorf("%s: %d devices of %d, problems %v", dir, len(after.Devices), len(before.Devices), after.Problems)
 		}
 	}
 	delete(whole, "dev/serial/port")
-	if after := discovery.MergeSnapshots(&discovery.Host{FS: whole}, before, scan(whole, groups...)); len(after.Devices) != 1 {
+	if after := rescan(whole, before); len(after.Devices) != 1 {
 		t.Errorf("the port is gone, and there are %d devices", len(after.Devices))
 	}
 }

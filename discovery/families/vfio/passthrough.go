@@ -34,7 +34,7 @@ func describePassthrough(host *discovery.Host, functions []sysfs.Device) (device
 		d, described := discovery.DescribePCI(host, function)
 		d.Attributes.SetString("kind", "other")
 		d.Attributes.SetString("pciClass", id.Class)
-		driver, unsaid := host.PassthroughDriver(d)
+		driver, unsaid := discovery.PassthroughDriver(host, d)
 		if unsaid != nil {
 			problems = append(problems, discovery.Problem{Device: "passthrough", Err: unsaid})
 		}
