@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"regexp"
 	"slices"
 	"sort"
@@ -11,6 +12,7 @@ import (
 	"unicode"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -345,12 +347,28 @@ type Snapshot struct {
 	Gone Missing
 }
 
+// SameSnapshots reports whether two snapshots describe the same host state, regardless of the scan
+// time. A reader then needs to see only changes.
+func SameSnapshots(a, b *Snapshot) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return equality.Semantic.DeepEqual(a.Devices, b.Devices) &&
+		slices.EqualFunc(a.Problems, b.Problems, func(p, q Problem) bool { return p.Error() == q.Error() })
+}
+
 // Problem reports a file that could not be read, or an unexpected state. A problem never ends a
 // scan.
 type Problem struct {
 	Device string // the name of the device, or of the object that was read
 	Err    error
 }
+
+// The errors in problems of reads that do not return in time.
+var (
+	ErrHangs    = errors.New("does not answer") // a single read
+	ErrNoAnswer = errors.New("no answer")       // a family
+)
 
 // Lookup returns the device of that name.
 func (s *Snapshot) Lookup(name string) (Device, bool) {

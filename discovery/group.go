@@ -10,13 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// joinGroups joins the devices of each IOMMU group: the devices become parts of one physical
+// JoinVFIOGroups joins the devices that are used through the same IOMMU group: the devices become parts of one physical
 // device, each part takes the whole physical device, and all form one unit of the device plugin
 // API. A process that opens the group can use all functions of the group, regardless of the
 // families of the functions (Documentation/driver-api/vfio.rst). The unit uses the IDs of its first
 // device. A device that is alone in its group stays as it is.
-func joinGroups(s *Snapshot) {
-	joinMembers(s.Devices, func(string) bool { return true }, vfioGroups)
+func JoinVFIOGroups(devices []Device) {
+	joinMembers(devices, func(string) bool { return true }, vfioGroups)
 }
 
 // JoinGroups returns the devices, with the devices of an IOMMU group joined as one unit if one of

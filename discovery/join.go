@@ -75,7 +75,7 @@ func (f found) join() *Findings {
 	markUnread(s)
 	markReadings(s)
 	JoinPassthrough(s.Devices)
-	joinGroups(s)
+	JoinVFIOGroups(s.Devices)
 	dropAmbiguous(s)
 	joinWholes(s)
 	return &Findings{s, f}

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -214,9 +213,6 @@ type step struct {
 	op, file string
 	since    time.Time
 }
-
-// ErrHangs is the error of a read that does not return.
-var ErrHangs = errors.New("does not answer")
 
 // runStep runs an operation that may hang.
 func (v *view) runStep(op, file string, do func() error) error {

@@ -2,12 +2,9 @@ package discovery
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
-
-	"k8s.io/apimachinery/pkg/api/equality"
 
 	"chandler.dev/discovery/sysfs"
 )
@@ -367,9 +364,6 @@ func (s *scanner) readAlone(ctx context.Context, families []*Family, looks []fam
 	return alone
 }
 
-// ErrNoAnswer is in the [Problem] of a family that did not answer in time.
-var ErrNoAnswer = errors.New("no answer")
-
 // takeAnswer returns the findings of a reading. If the reading has not ended at the limit, the scan
 // is unread. A late reading continues, and triggers the scan that uses its answer.
 func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r *reading[familyScan], limit time.Time) familyScan {
@@ -402,14 +396,4 @@ func (s *scanner) takeAnswer(ctx context.Context, f *Family, asked familyScan, r
 		}
 	}
 	return asked
-}
-
-// SameSnapshots reports whether two snapshots describe the same host state, regardless of the scan
-// time. A reader then needs to see only changes.
-func SameSnapshots(a, b *Snapshot) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return equality.Semantic.DeepEqual(a.Devices, b.Devices) &&
-		slices.EqualFunc(a.Problems, b.Problems, func(p, q Problem) bool { return p.Error() == q.Error() })
 }
