@@ -1,6 +1,7 @@
 package discovery_test
 
 import (
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -35,5 +36,30 @@ func TestAttributesPublished(t *testing.T) {
 func TestSizeOfAttribute(t *testing.T) {
 	if got := unsafe.Sizeof(discovery.Attribute{}); got > 32 {
 		t.Errorf("an attribute takes %d bytes, want 32", got)
+	}
+}
+
+func TestSetters(t *testing.T) {
+	a := discovery.Attributes{}
+	a.SetString("model", strings.Repeat("é", 40)+" ")
+	if got := a.String("model"); got != strings.Repeat("é", 32) {
+		t.Errorf("cut to %q", got)
+	}
+	a.SetString("serial", "")
+	if _, ok := a["serial"]; ok {
+		t.Error("an empty string is published")
+	}
+	for text, want := range map[string]string{
+		"6.8.5": "6.8.5", "535.104.05": "535.104.5", "550.120": "550.120.0", "550.90.07-custom": "", "1.2.3.4": "", "": "", "12": "", "N/A": "",
+	} {
+		a := discovery.Attributes{}
+		a.SetVersion("driverVersion", text)
+		got := ""
+		if v := a["driverVersion"].VersionValue; v != nil {
+			got = *v
+		}
+		if got != want {
+			t.Errorf("version %q: %q, want %q", text, got, want)
+		}
 	}
 }

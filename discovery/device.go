@@ -32,67 +32,67 @@ type Device struct {
 	// Family is the name of the family that recognised the device.
 	Family string `json:"family"`
 
-	// Identity is the UUID or serial number that distinguishes this physical device from another in
-	// the same slot. Identity is "" while unknown.
+	// Identity is the UUID or serial number that distinguishes this physical device from
+	// another in the same slot. Identity is "" while unknown.
 	Identity string `json:"identity,omitempty"`
 
 	// Source is the kernel's directory of the device without the leading slash, such as
-	// "sys/devices/pci0000:00/0000:00:01.0". When this directory is gone, the device is gone. For a
-	// device without a kernel directory, such as a file that the administrator named, Source is the
-	// path on the host.
+	// "sys/devices/pci0000:00/0000:00:01.0". When this directory is gone, the device is gone.
+	// For a device without a kernel directory, such as a file that the administrator named,
+	// Source is the path on the host.
 	Source string `json:"-"`
 
-	// Includes lists the directories of the other kernel devices that belong to the device, in the
-	// same form: for example, the second function of a two-function chip.
+	// Includes lists the directories of the other kernel devices that belong to the device, in
+	// the same form: for example, the second function of a two-function chip.
 	Includes []string `json:"-"`
 
 	// Attributes are published in the ResourceSlice unchanged.
 	Attributes Attributes `json:"attributes,omitempty"`
 
-	// Lists holds the attributes that have several values, as lists. If the cluster supports list
-	// attributes, Lists are published in addition to Attributes, and replace attributes of the same
-	// name.
+	// Lists holds the attributes that have several values, as lists. If the cluster supports
+	// list attributes, Lists are published in addition to Attributes, and replace attributes of
+	// the same name.
 	Lists Lists `json:"lists,omitempty"`
 
-	// Capacity is published in the ResourceSlice unchanged. A device with the capacity [Shares] can
-	// be allocated to that many containers at once.
+	// Capacity is published in the ResourceSlice unchanged. A device with the capacity [Shares]
+	// can be allocated to that many containers at once.
 	Capacity Capacity `json:"capacity,omitempty"`
 
 	// Facts are family-specific values that only node labels and Grant use; see [Labels].
 	Facts map[string]string `json:"facts,omitempty"`
 
 	// CommonNodes lists the host paths of device nodes in Edits that other physical devices may
-	// have too. [Scan] adds the CommonNodes of the family.
+	// have too. Package scan adds the CommonNodes of the family.
 	CommonNodes []string `json:"-"`
 
 	Health Health `json:"health"`
 
 	// Readings are further faults of the device, worst first, in addition to the family's finding
-	// in Health. [Scan] sets Readings.
+	// in Health. Package scan sets Readings.
 	Readings []Health `json:"-"`
 
-	// Shareable marks a device with unlimited sharing, such as /dev/kvm: any number of containers may
-	// have the device at once without loss.
+	// Shareable marks a device with unlimited sharing, such as /dev/kvm: any number of
+	// containers may have the device at once without loss.
 	Shareable bool `json:"shareable,omitempty"`
 
-	// Interchangeable is the common name of equal devices, such as "nvidia-imex-channels", if a claim
-	// may get any one of them; "" for any other device. ResourceSlices have all of them as one device
-	// with the common name, and the driver chooses a device when it prepares a claim. A device with
-	// a common name has no identity, partitions or capacities, and common names differ from the names
-	// of all devices.
+	// Interchangeable is the common name of equal devices, such as "nvidia-imex-channels", if a
+	// claim may get any one of them; "" for any other device. ResourceSlices have all of them
+	// as one device with the common name, and the driver chooses a device when it prepares a
+	// claim. A device with a common name has no identity, partitions or capacities, and common
+	// names differ from the names of all devices.
 	Interchangeable string `json:"interchangeable,omitempty"`
 
-	// OptIn marks an opt-in device. Neither API offers the device unless the administrator gives
-	// the device one of the names in PluginOffers. For example, a vendor plugin offers the nodes of
-	// all GPUs at once to a monitor only if configured to.
+	// OptIn marks an opt-in device. Neither API offers the device unless the administrator
+	// gives the device one of the names in PluginOffers. For example, a vendor plugin offers
+	// the nodes of all GPUs at once to a monitor only if configured to.
 	OptIn bool `json:"optIn,omitempty"`
 
-	// PoolOnly restricts the device to pools of this kind: neither API offers the device unless the
-	// administrator puts the device into such a pool. "" means no restriction.
+	// PoolOnly restricts the device to pools of this kind: neither API offers the device unless
+	// the administrator puts the device into such a pool. "" means no restriction.
 	PoolOnly Pools `json:"poolOnly,omitempty"`
 
-	// Passthrough describes VFIO passthrough of the device, and is nil if the administrator does not
-	// allow passthrough. [Scan] sets Passthrough.
+	// Passthrough describes VFIO passthrough of the device, and is nil if the administrator
+	// does not allow passthrough. Package scan sets Passthrough.
 	Passthrough *PassthroughOption `json:"rebind,omitempty"`
 
 	// Creation describes how to create the device on demand, and is nil if the device exists.
@@ -102,12 +102,13 @@ type Device struct {
 	// such pool. The rules set SRIOV.
 	SRIOV *SRIOVPool `json:"sriov,omitempty"`
 
-	// FromConfig marks a device whose parts the administrator named. [Scan] sets FromConfig.
+	// FromConfig marks a device whose parts the administrator named. Package scan sets
+	// FromConfig.
 	FromConfig bool `json:"-"`
 
-	// PartOf is the physical device that the device shares with others, nil if the device is the
-	// whole physical device. Takes is the device's consumption of the counters in PartOf. A device
-	// whose Name equals PartOf.Name is the whole physical device.
+	// PartOf is the physical device that the device shares with others, nil if the device is
+	// the whole physical device. Takes is the device's consumption of the counters in PartOf. A
+	// device whose Name equals PartOf.Name is the whole physical device.
 	PartOf *Silicon                     `json:"partOf,omitempty"`
 	Takes  map[string]resource.Quantity `json:"takes,omitempty"`
 
@@ -134,8 +135,8 @@ type Device struct {
 type Silicon struct {
 	Name string `json:"name"` // a DNS label, by the rules for a device's name
 
-	// Counters is the total that the parts take from, nil if the parts do not compete. All devices
-	// of the same Silicon carry the same counters.
+	// Counters is the total that the parts take from, nil if the parts do not compete. All
+	// devices of the same Silicon carry the same counters.
 	Counters map[string]resource.Quantity `json:"counters,omitempty"`
 }
 
@@ -160,8 +161,8 @@ type Offer struct {
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit by itself
 	Optional bool     `json:"optional,omitempty"`
 
-	// SRIOV restricts the offer to pools of the SR-IOV network device plugin, whose IDs differ from
-	// those of the plugins for other names.
+	// SRIOV restricts the offer to pools of the SR-IOV network device plugin, whose IDs differ
+	// from those of the plugins for other names.
 	SRIOV bool `json:"sriov,omitempty"`
 
 	// Members is the number of devices in a Unit that is only allocated complete, such as a card
@@ -169,8 +170,8 @@ type Offer struct {
 	// devices that the administrator has not excluded are enough.
 	Members int `json:"members,omitempty"`
 
-	// Pool lets an ID stand for the usable devices of the Unit. If Pool is false, an ID stands for
-	// all devices of the Unit. The rules set Pool.
+	// Pool lets an ID stand for the usable devices of the Unit. If Pool is false, an ID stands
+	// for all devices of the Unit. The rules set Pool.
 	Pool bool `json:"pool,omitempty"`
 
 	// NameAs is the attribute under which DRA also publishes the resource name, for programs that
@@ -180,8 +181,8 @@ type Offer struct {
 	// Dialect is the plugin's format for the IDs of shares. The zero value is [Replicas].
 	Dialect
 
-	// Counts is the capacity that the IDs are units of. A container then requests an amount, which
-	// comes from a single device. [Rules] set Counts.
+	// Counts is the capacity that the IDs are units of. A container then requests an amount,
+	// which comes from a single device. [Rules] set Counts.
 	Counts resourceapi.QualifiedName `json:"counts,omitempty"`
 }
 
@@ -190,9 +191,9 @@ type Pools string
 
 // The kinds of pools.
 const (
-	// SharedPools are the pools of the shared RDMA plugin. These pools take nothing from the users
-	// of a device's parts. A device for shared pools only, such as an adapter that has virtual
-	// functions, is therefore a separate Silicon.
+	// SharedPools are the pools of the shared RDMA plugin. These pools take nothing from the
+	// users of a device's parts. A device for shared pools only, such as an adapter that has
+	// virtual functions, is therefore a separate Silicon.
 	SharedPools Pools = "shared"
 
 	// SRIOVPools are the pools of the SR-IOV network device plugin. Devices for these pools only
@@ -203,8 +204,8 @@ const (
 // SRIOVPool holds the administrator's settings for a pool of the SR-IOV network device plugin, in
 // the plugin's terms.
 type SRIOVPool struct {
-	// AdditionalInfo holds additional information about the devices for containers, keyed by device
-	// ID, or by "*" for all devices.
+	// AdditionalInfo holds additional information about the devices for containers, keyed by
+	// device ID, or by "*" for all devices.
 	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
 
 	NeedVhostNet    bool `json:"needVhostNet,omitempty"`    // containers also get /dev/vhost-net and /dev/net/tun
@@ -342,8 +343,8 @@ type Snapshot struct {
 	Devices  []Device // in name order
 	Problems []Problem
 
-	// Gone is the health of devices that were present before, including devices without a consumer.
-	// [Settler] sets Gone.
+	// Gone is the health of devices that were present before, including devices without a
+	// consumer. The Settler of package scan sets Gone.
 	Gone Missing
 }
 
@@ -399,8 +400,8 @@ func (d *Device) Silicon() string {
 }
 
 // PhysicalName returns the name under which counts of physical devices list the device: the name of
-// its Silicon. A physical PCI function that is only a member of a Silicon, such as one of the two FPGAs
-// of a card or a function of an IOMMU group, counts by its slot.
+// its Silicon. A physical PCI function that is only a member of a Silicon, such as one of the two
+// FPGAs of a card or a function of an IOMMU group, counts by its slot.
 func (d *Device) PhysicalName() string {
 	if d.Attributes.String("function") != "physical" || d.Silicon() == d.Name {
 		return d.Silicon()

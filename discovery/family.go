@@ -24,8 +24,8 @@ type Family struct {
 	Match []Match // the kernel devices that belong to the family
 
 	// Describe returns the devices that the matched kernel devices make up. Describe gets all
-	// matches at once, in path order, because a device may consist of several functions, as a card,
-	// an IOMMU group or a pool does. Describe is not called if nothing matches.
+	// matches at once, in path order, because a device may consist of several functions, as a
+	// card, an IOMMU group or a pool does. Describe is not called if nothing matches.
 	//
 	// If an attribute cannot be read, Describe returns the device without it,
 	// and a Problem that names the device by its Device.Name. It leaves a
@@ -51,20 +51,22 @@ type Family struct {
 	// functions.
 	Unclaimed bool
 
-	// Provision returns the attributes to write, in order, so that a PCI function gets the wanted
-	// settings. The type of the settings is specific to the family. Provision returns no writes if
-	// the function has the settings already. Like Describe, Provision only reads. Provision returns
-	// an error if the function cannot have the settings, or if parts that the settings would remove
-	// are in use. If the function belongs to another family, or the type of the settings does, the
-	// error wraps [errors.ErrUnsupported]. A nil Provision means that the family has no settings.
+	// Provision returns the attributes to write, in order, so that a PCI function gets the
+	// wanted settings. The type of the settings is specific to the family. Provision returns no
+	// writes if the function has the settings already. Like Describe, Provision only reads.
+	// Provision returns an error if the function cannot have the settings, or if parts that the
+	// settings would remove are in use. If the function belongs to another family, or the type
+	// of the settings does, the error wraps [errors.ErrUnsupported]. A nil Provision means that
+	// the family has no settings.
 	Provision func(host *Host, function sysfs.Device, want any) ([]Write, error)
 
-	// Grant returns the container edits for the whole set of allocated devices, beyond the Edits of
-	// each: joined, numbered or JSON variables. Grant is pure. A nil Grant adds nothing.
+	// Grant returns the container edits for the whole set of allocated devices, beyond the
+	// Edits of each: joined, numbered or JSON variables. Grant is pure. A nil Grant adds
+	// nothing.
 	Grant func(given []Device, grant Grant) specs.ContainerEdits
 
-	// Parameters lists the parameters that a claim may set for the family's devices. Grant gets the
-	// values in the claim.
+	// Parameters lists the parameters that a claim may set for the family's devices. Grant gets
+	// the values in the claim.
 	Parameters []Parameter
 
 	// Variables lists, in order, the environment variables that a claim may set: the vendor's
@@ -72,25 +74,28 @@ type Family struct {
 	// select devices, or that load code.
 	Variables []string
 
-	// Configure returns the present description of a device, and the work that applies the wanted
-	// parameters to the device. The work is nil if the parameters are already in effect. Configure
-	// only reads. The work changes the host, and Configure is called again afterwards. Changing the
-	// host needs the administrator's permission, for example a named root; without permission, a
-	// device that needs work is an error. A nil Configure means that no parameter needs work.
+	// Configure returns the present description of a device, and the work that applies the
+	// wanted parameters to the device. The work is nil if the parameters are already in effect.
+	// Configure only reads. The work changes the host, and Configure is called again
+	// afterwards. Changing the host needs the administrator's permission, for example a named
+	// root; without permission, a device that needs work is an error. A nil Configure means
+	// that no parameter needs work.
 	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
 
-	// Create returns the work that creates a unit of devices whose description has a [Creation].
-	// Remove returns the work that removes a unit that an agent created. The work is nil if nothing is
-	// to be done: the unit already exists, is already gone, or was changed by another program since
-	// its creation. Create and Remove only read. The work changes the host with the tools, continues
-	// after an interruption at any point, and may be repeated. The work need not wait until the
-	// devices are visible. Remove must refuse a unit that is in use without an allocation by the
-	// agent. Nil functions mean that the family creates no devices.
+	// Create returns the work that creates a unit of devices whose description has a
+	// [Creation]. Remove returns the work that removes a unit that an agent created. The work
+	// is nil if nothing is to be done: the unit already exists, is already gone, or was changed
+	// by another program since its creation. Create and Remove only read. The work changes the
+	// host with the tools, continues after an interruption at any point, and may be repeated.
+	// The work need not wait until the devices are visible. Remove must refuse a unit that is
+	// in use without an allocation by the agent. Nil functions mean that the family creates no
+	// devices.
 	Create, Remove func(host *Host, tools Tools, m Creation) (Work, error)
 
-	// Order returns the instructions to the family's program for a claim that has the devices of a
-	// request, nil if none. The instructions hold as long as the allocation. Order is pure, and is
-	// called only with accepted parameters. A nil Order means that the family has no such program.
+	// Order returns the instructions to the family's program for a claim that has the devices
+	// of a request, nil if none. The instructions hold as long as the allocation. Order is
+	// pure, and is called only with accepted parameters. A nil Order means that the family has
+	// no such program.
 	Order func(given []Device, parameters Parameters) map[string]string
 
 	// Accept returns an error if the devices of a request cannot be allocated with these
@@ -101,25 +106,25 @@ type Family struct {
 	Programs []*Program
 
 	// CommonNodes lists the device nodes that several physical devices of the family may share,
-	// because such a node alone gives access to none of the devices: "/dev/kfd", "/dev/vfio/vfio".
-	// Any other node in the Edits of a device belongs to one physical device alone, unless the
-	// device is Shareable.
+	// because such a node alone gives access to none of the devices: "/dev/kfd",
+	// "/dev/vfio/vfio". Any other node in the Edits of a device belongs to one physical device
+	// alone, unless the device is Shareable.
 	CommonNodes []string
 
 	// MakeNodes is a command that an administrator can run to create missing device nodes, with a
 	// remark. Empty means that udev creates the nodes.
 	MakeNodes string
 
-	// Roots lists the configuration keys for host directories of the family: the family's name, or
-	// the name with a suffix.
+	// Roots lists the configuration keys for host directories of the family: the family's name,
+	// or the name with a suffix.
 	Roots []string
 
 	// FileDirs lists the directories of the host that hold the Files of the
 	// family's devices, as clean and absolute paths.
 	FileDirs []string
 
-	// AllowsPassthrough marks a family whose Grant also serves devices of other families under VFIO
-	// passthrough; see [DescribePassthrough].
+	// AllowsPassthrough marks a family whose Grant also serves devices of other families under
+	// VFIO passthrough; see DescribePassthrough of package pci.
 	AllowsPassthrough bool
 
 	// Labels are the node labels for the family's devices, with the names and values of the
@@ -139,8 +144,8 @@ type Grant struct {
 	// plugin API.
 	Parameters Parameters
 
-	// UID is the claim's UID. SharingDir is the directory that programs of families use for the daemons
-	// that claims need; see [Grant.DaemonDir]. Both are empty in the device plugin API.
+	// UID is the claim's UID. SharingDir is the directory that programs of families use for the
+	// daemons that claims need; see [Grant.DaemonDir]. Both are empty in the device plugin API.
 	UID        string
 	SharingDir string
 
@@ -202,13 +207,13 @@ type Host struct {
 	// Families then also describe devices that only such pools use.
 	Pools bool
 
-	// VirtualFunctions selects the physical functions that may get virtual functions on demand. The
-	// value is the maximum number for a physical function, 0 for the hardware's maximum. See
-	// [UncreatedFunctions].
+	// VirtualFunctions selects the physical functions that may get virtual functions on demand.
+	// The value is the maximum number for a physical function, 0 for the hardware's maximum.
+	// See UncreatedFunctions of package pci.
 	VirtualFunctions []Selection[int]
 
-	// Passthroughs selects the devices that may be bound to a vfio driver. The value is the name of the
-	// driver.
+	// Passthroughs selects the devices that may be bound to a vfio driver. The value is the
+	// name of the driver.
 	Passthroughs []Selection[string]
 
 	// Partitionings selects the devices that may be partitioned for claims.
@@ -217,9 +222,10 @@ type Host struct {
 	// SharingDaemons selects the devices that family programs may run daemons for.
 	SharingDaemons map[SharingDaemonKind][]Selection[struct{}]
 
-	// CreatedUnit reports whether an agent has created a unit, or was about to, and will remove the
-	// unit, and returns the recorded details; see [Creation]. The result changes no more often than
-	// the unit's state on the host. A nil CreatedUnit means that no unit was created.
+	// CreatedUnit reports whether an agent has created a unit, or was about to, and will remove
+	// the unit, and returns the recorded details; see [Creation]. The result changes no more
+	// often than the unit's state on the host. A nil CreatedUnit means that no unit was
+	// created.
 	CreatedUnit func(unit string) (how map[string]string, made bool)
 
 	// RecoveryFailure returns the reason if the kernel could not recover a PCI function from an

@@ -10,11 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// JoinVFIOGroups joins the devices that are used through the same IOMMU group: the devices become parts of one physical
-// device, each part takes the whole physical device, and all form one unit of the device plugin
-// API. A process that opens the group can use all functions of the group, regardless of the
-// families of the functions (Documentation/driver-api/vfio.rst). The unit uses the IDs of its first
-// device. A device that is alone in its group stays as it is.
+// JoinVFIOGroups joins the devices that are used through the same IOMMU group: the devices become
+// parts of one physical device, each part takes the whole physical device, and all form one unit of
+// the device plugin API. A process that opens the group can use all functions of the group,
+// regardless of the families of the functions (Documentation/driver-api/vfio.rst). The unit uses
+// the IDs of its first device. A device that is alone in its group stays as it is.
 func JoinVFIOGroups(devices []Device) {
 	joinMembers(devices, func(string) bool { return true }, vfioGroups)
 }
@@ -78,8 +78,8 @@ func joinMembers(devices []Device, joined func(group string) bool, groupsOf func
 	}
 }
 
-// passthroughGroup returns the IOMMU group number of a device that supports VFIO passthrough, and "" for
-// other devices.
+// passthroughGroup returns the IOMMU group number of a device that supports VFIO passthrough, and
+// "" for other devices.
 func passthroughGroup(d *Device) string {
 	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Passthrough != nil && d.Passthrough.Why == "" {
 		return strconv.FormatInt(*group, 10)

@@ -7,25 +7,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Health is a reading of a device's state at the time of the scan. After a [Settler], Health is the
-// published state of the device.
+// Health is a reading of a device's state at the time of the scan. After the Settler of package
+// scan, Health is the published state of the device.
 type Health struct {
 	Status    HealthStatus `json:"status"`
 	Condition Condition    `json:"condition,omitempty"` // name of the fault; see [Health.Key]
 	Reason    string       `json:"reason,omitempty"`    // description of the fault, "" while healthy
 
-	// Fix is the shell command that makes the device usable, or a command to examine the fault with a
-	// remark about the repair, if a reset of the device does not help: the host's configuration makes
-	// the device unusable, the fault is in another device, or a reset has begun.
+	// Fix is the shell command that makes the device usable, or a command to examine the fault
+	// with a remark about the repair, if a reset of the device does not help: the host's
+	// configuration makes the device unusable, the fault is in another device, or a reset has
+	// begun.
 	Fix string `json:"-"`
 
 	// Setting is the change of the DriverConfig that makes the device usable, such as "set
 	// driverRoots.vpu to /var/tmp".
 	Setting string `json:"-"`
 
-	// Since is the start of the state, in whole seconds, and Effect is the effect of the state on
-	// scheduling. Stale is set if the last scan could not read the device and Health is its previous
-	// state. [Settler] sets these fields; a family never does.
+	// Since is the start of the state, in whole seconds, and Effect is the effect of the state
+	// on scheduling. Stale is set if the last scan could not read the device and Health is its
+	// previous state. The Settler of package scan sets these fields; a family never does.
 	Since  metav1.Time                   `json:"-"`
 	Effect resourceapi.DeviceTaintEffect `json:"-"`
 	Stale  bool                          `json:"-"`

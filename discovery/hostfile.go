@@ -15,8 +15,9 @@ const resourceMark = "{resource}"
 // a device. An example is the device description for the container runtime's network plugin. The
 // agent writes the file before the container can start, and removes it when the device is released.
 type HostFile struct {
-	// Path is in one of the family's FileDirs. "{resource}" in the file's name stands for the extended
-	// resource name with "-" in place of "/". A device without an extended resource has no such file.
+	// Path is in one of the family's FileDirs. "{resource}" in the file's name stands for the
+	// extended resource name with "-" in place of "/". A device without an extended resource
+	// has no such file.
 	Path string `json:"path"`
 
 	Text string `json:"text"`

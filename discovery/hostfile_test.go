@@ -39,14 +39,3 @@ func TestFilesAs(t *testing.T) {
 		t.Errorf("without a resource: got %v; want %v", got, want)
 	}
 }
-
-func TestScanLeavesOutFilesElsewhere(t *testing.T) {
-	s := familyScan{}
-	s.add([]Device{
-		{Name: "good", Files: []HostFile{{"/run/x/{resource}-good", ""}}},
-		{Name: "bad", Files: []HostFile{{"/etc/{resource}-bad", ""}}},
-	}, &Family{Name: "x", FileDirs: []string{"/run/x"}})
-	if len(s.Devices) != 1 || s.Devices[0].Name != "good" || len(s.Problems) != 1 || s.Problems[0].Device != "bad" {
-		t.Errorf("got %v, %v; want only the device whose file is where the family says", s.Devices, s.Problems)
-	}
-}

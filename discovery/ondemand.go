@@ -23,41 +23,42 @@ import (
 // created.
 type Creation struct {
 	// Unit names the devices that are created in one step, and removed in one: all virtual
-	// functions of a physical function, or a single partition. It is a DNS label, and unique on the
-	// host.
+	// functions of a physical function, or a single partition. It is a DNS label, and unique on
+	// the host.
 	Unit string `json:"unit"`
 
 	// Of is the kernel's directory of the physical function or device, as in [Device.Source].
 	Of string `json:"of"`
 
-	// How is the data that the family needs to create the unit and to remove it. The family chooses
-	// the keys. How is recorded before the unit is created, so that a later agent can remove the
-	// unit.
+	// How is the data that the family needs to create the unit and to remove it. The family
+	// chooses the keys. How is recorded before the unit is created, so that a later agent can
+	// remove the unit.
 	How map[string]string `json:"how,omitempty"`
 }
 
 // Tools are the functions that the work of [Family.Create] and [Family.Remove] changes the host
 // with. Each returns an error if the agent has no permission to change the host.
 type Tools struct {
-	// Write writes an attribute, by its name in fs.FS. It returns an error if the kernel blocks the
-	// write for too long.
+	// Write writes an attribute, by its name in fs.FS. It returns an error if the kernel blocks
+	// the write for too long.
 	Write func(name, value string) error
 
-	// CheckBusy returns why PCI functions cannot be changed, nil if no process and no part of the host
-	// uses one of them. The error begins with the name of the function. One call scans the open
-	// files of all processes once, so callers should pass all functions together. With keep the
-	// functions keep their drivers, and an interface that is up is not a use.
+	// CheckBusy returns why PCI functions cannot be changed, nil if no process and no part of
+	// the host uses one of them. The error begins with the name of the function. One call scans
+	// the open files of all processes once, so callers should pass all functions together. With
+	// keep the functions keep their drivers, and an interface that is up is not a use.
 	CheckBusy func(keep bool, functions ...sysfs.Device) error
 
-	// AmendRecord adds the result of a creation or a removal to the recorded [Creation.How] of a unit.
-	// Without a record it does nothing.
+	// AmendRecord adds the result of a creation or a removal to the recorded [Creation.How] of
+	// a unit. Without a record it does nothing.
 	AmendRecord func(unit string, how map[string]string) error
 
 	// RemoveRecord removes the record of a unit when nothing is left to remove, because another
 	// program created the present devices or the creation failed.
 	RemoveRecord func(unit string) error
 
-	// ChangePartition runs the family's [Program] that has ChangeArgs once, and returns its output.
+	// ChangePartition runs the family's [Program] that has ChangeArgs once, and returns its
+	// output.
 	ChangePartition func(ctx context.Context, c PartitionChange) ([]byte, error)
 }
 

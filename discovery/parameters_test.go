@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"chandler.dev/discovery/sysfs"
 )
 
 // interfaceName is a parameter that a family can accept.
@@ -62,8 +64,10 @@ func TestFamilyVariables(t *testing.T) {
 		"B A":        "variable A: is not after B",
 		"A A":        "variable A: is not after A",
 	} {
-		f := *widgets
-		f.Variables = strings.Fields(text)
+		f := Family{
+			Name: "widget", Doc: "widgets", Match: []Match{{Class: "widget"}}, Variables: strings.Fields(text),
+			Describe: func(*Host, []sysfs.Device) ([]Device, []Problem) { return nil, nil },
+		}
 		err := Validate([]*Family{&f})
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %q", text, err, want)

@@ -9,9 +9,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// Driver is the parameter of a claim or an extended resource to request a device under another kind of
-// kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the family,
-// decides whether a device accepts it.
+// Driver is the parameter of a claim or an extended resource to request a device under another kind
+// of kernel driver. Its only value is [DriverVFIO]. The administrator's configuration, not the
+// family, decides whether a device accepts it.
 const Driver Parameter = "driver"
 
 // DriverVFIO requests VFIO passthrough of a PCI function.
@@ -21,7 +21,7 @@ const DriverVFIO = "vfio"
 // attribute does not support VFIO passthrough.
 const VFIODriver resourceapi.QualifiedName = "vfioDriver"
 
-// PassthroughOption describes how a device can be bound to a vfio driver. [Scan] sets it.
+// PassthroughOption describes how a device can be bound to a vfio driver. Package scan sets it.
 type PassthroughOption struct {
 	Driver string `json:"driver"`
 

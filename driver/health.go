@@ -15,7 +15,7 @@ import (
 // healthInterval is the interval of repeated health reports. The kubelet treats health as unknown
 // 30 seconds after receiving it (pkg/kubelet/cm/dra/healthinfo.go, updateHealthInfo, in 1.34 and
 // 1.37). Since the driver repeats reports, the health itself must become Unknown when a device can
-// no longer be read. [discovery.Watch] does this.
+// no longer be read. [scan.Watch] does this.
 const healthInterval = 10 * time.Second
 
 // WatchHealthStatus reports the health of all devices at once, on changes, and at an interval. It

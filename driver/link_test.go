@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 )
@@ -32,7 +33,7 @@ func TestSlicesOfIdleGPUs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := discovery.Scan(&discovery.Host{FS: host.FS()}, families.All)
+		found := scan.ReadHost(&discovery.Host{FS: host.FS()}, families.All)
 		resources, _ := pool.BuildPool(pool.Input{Snapshot: (&rules.Rules{}).ApplyTo(found), Features: features.All()})
 		return resources
 	}

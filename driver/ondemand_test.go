@@ -11,7 +11,9 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
@@ -22,12 +24,12 @@ import (
 var divisible = &discovery.Family{
 	Name: "divisible", Doc: "functions that can be divided, for tests",
 	Match:  []discovery.Match{{Bus: "pci", PCIClass: "02"}},
-	Create: discovery.MakeVirtual,
-	Remove: discovery.UnmakeVirtual,
+	Create: pci.MakeVirtual,
+	Remove: pci.UnmakeVirtual,
 	Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 		for _, function := range found {
-			d, err := discovery.DescribePCI(host, function)
-			virtual, unmadeErr := discovery.UncreatedFunctions(host, d)
+			d, err := pci.DescribeFunction(host, function)
+			virtual, unmadeErr := pci.UncreatedFunctions(host, d)
 			for _, err := range []error{err, unmadeErr} {
 				problems = append(problems, discovery.Problems(d.Name, err)...)
 			}
@@ -35,7 +37,7 @@ var divisible = &discovery.Family{
 				virtual[i].Attributes.SetString("kind", "nic")
 			}
 			d.Attributes.SetString("kind", "nic")
-			if divided, _ := discovery.HasVirtualFunctions(function); !divided {
+			if divided, _ := pci.HasVirtualFunctions(function); !divided {
 				devices = append(devices, d)
 			}
 			devices = append(devices, virtual...)
@@ -53,7 +55,7 @@ func TestSchedulerGivesOneForm(t *testing.T) {
 	host := k.Host()
 	host.VirtualFunctions = []discovery.Selection[int]{{Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("function") == "physical", nil }}}
 	look := func() *rules.Snapshot {
-		return (&rules.Rules{Mode: discovery.ModeDRA}).ApplyTo(discovery.Scan(host, []*discovery.Family{divisible}))
+		return (&rules.Rules{Mode: discovery.ModeDRA}).ApplyTo(scan.ReadHost(host, []*discovery.Family{divisible}))
 	}
 	before := look()
 	if err := k.SetVirtual("0000:03:00.0", 3); err != nil {

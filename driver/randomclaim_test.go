@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -152,7 +153,7 @@ func recordedHosts(t *testing.T) (snapshots []*discovery.Snapshot) {
 		if i%every > 0 {
 			continue
 		}
-		snapshot := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
+		snapshot := scan.ReadHost(discoverytest.ReadHost(t, file), families.All)
 		for i := range snapshot.Devices {
 			snapshot.Devices[i].Files = nil // the bench has no directory for them
 		}

@@ -10,6 +10,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
@@ -40,7 +41,7 @@ func verify(r *ledger.Result, host fs.FS, earlier *ledger.Result) error {
 func requireDriver(device *rules.Offered) error {
 	driver, edits := device.Attributes.String("driver"), &device.Edits
 	switch {
-	case device.Health.Condition != discovery.ConditionDriverUnbound, driver != "" && !discovery.IsIdleDriver(driver):
+	case device.Health.Condition != discovery.ConditionDriverUnbound, driver != "" && !pci.IsIdleDriver(driver):
 		return nil
 	case len(edits.DeviceNodes) > 0 || len(edits.NetDevices) > 0:
 		return nil

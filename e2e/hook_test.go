@@ -26,6 +26,7 @@ import (
 	"chandler.dev/discovery/families/nvidia/userspace/drivertest"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 )
 
 // TestHooks runs images with the file system layout of Debian and of Red Hat with drivers of either
@@ -117,7 +118,7 @@ func driverFiles(t *testing.T, libraryDir string) specs.ContainerEdits {
 	}
 	overlay := hostfs.NewOverlay(files)
 	overlay.Set(strings.TrimPrefix(userspace.Path, "/"), text)
-	snapshot := discovery.Scan(&discovery.Host{FS: overlay, Roots: map[string]string{"nvidia": driver}, Hooks: project.Agent}, []*discovery.Family{nvidia.Family})
+	snapshot := scan.ReadHost(&discovery.Host{FS: overlay, Roots: map[string]string{"nvidia": driver}, Hooks: project.Agent}, []*discovery.Family{nvidia.Family})
 	if len(snapshot.Devices) != 1 {
 		t.Fatalf("devices %v, problems %v", snapshot.Devices, snapshot.Problems)
 	}

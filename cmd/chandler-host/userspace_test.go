@@ -20,6 +20,7 @@ import (
 	"chandler.dev/discovery/families/nvidia/userspace/drivertest"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 )
 
 const (
@@ -62,7 +63,7 @@ func givenOf(t *testing.T, root, driverRoot, hooks string, text []byte) specs.Co
 	overlay := hostfs.NewOverlay(files)
 	overlay.Set(userspace.Path[1:], text)
 	host := &discovery.Host{FS: overlay, Roots: map[string]string{"nvidia": driverRoot}, Hooks: hooks}
-	snapshot := discovery.Scan(host, []*discovery.Family{nvidia.Family})
+	snapshot := scan.ReadHost(host, []*discovery.Family{nvidia.Family})
 	if len(snapshot.Devices) != 1 {
 		t.Fatalf("devices %v, problems %v", snapshot.Devices, snapshot.Problems)
 	}

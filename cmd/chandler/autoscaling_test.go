@@ -12,8 +12,8 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/agent"
-	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -52,7 +52,7 @@ func TestGPUsFromZero(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := discovery.Scan(configuredHost(host.FS(), config), families.All)
+	found := scan.ReadHost(configuredHost(host.FS(), config), families.All)
 	node, problems := agent.PoolTemplate(found, agent.Settings{Rules: config.Rules}, features.Set{})
 	if len(problems) > 0 {
 		t.Fatal(problems)

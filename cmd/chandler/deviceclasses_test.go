@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 // deviceClasses returns the classes in deployments/.
@@ -35,7 +36,7 @@ func recordedDevices(t *testing.T) (devices []discovery.Device) {
 		t.Fatalf("recorded hosts: %q, %v", hosts, err)
 	}
 	for _, host := range hosts {
-		devices = append(devices, discovery.Scan(discoverytest.ReadHost(t, host), families.All).Devices...)
+		devices = append(devices, scan.ReadHost(discoverytest.ReadHost(t, host), families.All).Devices...)
 	}
 	return devices
 }

@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor/gather"
 )
@@ -90,7 +91,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		host = configuredHost(hostFS, config)
 		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 	}
-	found, err := discovery.Watch{Host: host, Families: families.All}.ScanOnce(ctx)
+	found, err := scan.Watch{Host: host, Families: families.All}.ScanOnce(ctx)
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/doctor/gather"
@@ -48,7 +49,7 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 	if g.Source == "" {
 		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 	}
-	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).ScanOnce(ctx); err != nil {
+	if n.Devices, err = (scan.Watch{Host: host, Families: families.All}).ScanOnce(ctx); err != nil {
 		return err
 	}
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
@@ -65,7 +66,7 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 		}
 	}
 
-	settler := discovery.Settler{Severity: severityOf(config.Health.Severity), IsHeld: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
+	settler := scan.Settler{Severity: severityOf(config.Health.Severity), IsHeld: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
 	if data, err := fs.ReadFile(state, healthFile); err == nil {
 		_ = json.Unmarshal(data, &settler) // the times of the states; without them, no times are reported
 	}

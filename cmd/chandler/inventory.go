@@ -23,6 +23,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/inventory"
@@ -155,7 +156,7 @@ func (o *inventoryOptions) serveInventory(ctx context.Context, out io.Writer, fa
 // applyStates returns a snapshot with the device states from the agent's file, and the times since
 // when they hold. If the file is missing or unreadable, the snapshot is returned unchanged.
 func applyStates(kubelet fs.FS, s *discovery.Snapshot) *discovery.Snapshot {
-	var settler discovery.Settler
+	var settler scan.Settler
 	data, err := fs.ReadFile(kubelet, stateDir+"/"+agent.HealthFile)
 	if err != nil || json.Unmarshal(data, &settler) != nil {
 		return s

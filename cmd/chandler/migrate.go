@@ -26,6 +26,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/pciids"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor/gather"
@@ -213,7 +214,7 @@ func (o *migrateOptions) readNode(ctx context.Context, errOut io.Writer, args []
 			fmt.Fprintln(errOut, unlistedText(o.podResources(), unlisted))
 		}
 	}
-	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).ScanOnce(ctx); err != nil {
+	if n.Devices, err = (scan.Watch{Host: host, Families: families.All}).ScanOnce(ctx); err != nil {
 		return n, err
 	}
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply

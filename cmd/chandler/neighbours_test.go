@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/topology"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
@@ -39,7 +40,7 @@ func BenchmarkNeighbours(b *testing.B) {
 		if err != nil {
 			b.Fatal(err, config)
 		}
-		snapshot := config.Rules.ApplyTo(discovery.Scan(discoverytest.ReadHost(b, "../../discovery/families/"+host.file), families.All))
+		snapshot := config.Rules.ApplyTo(scan.ReadHost(discoverytest.ReadHost(b, "../../discovery/families/"+host.file), families.All))
 		snapshot.Attributes = []resourceapi.QualifiedName{"group2", "group4", "group8"}
 		snapshot.Devices = slices.DeleteFunc(snapshot.Devices, func(d rules.Offered) bool { return d.Resource() != host.resource })
 		for name, allocate := range map[string]allocator{

@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/inventory/text"
 	"chandler.dev/internal/terminal"
@@ -56,7 +57,7 @@ func recordedFacts(t *testing.T, file string) inventory.Facts {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := discovery.Scan(configuredHost(host.FS(), config), families.All)
+	found := scan.ReadHost(configuredHost(host.FS(), config), families.All)
 	classes, err := shippedClasses()
 	if err != nil {
 		t.Fatal(err)

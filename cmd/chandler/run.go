@@ -35,6 +35,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/compile"
@@ -257,7 +258,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		return none, err
 	}
 	settings, wrong := file.begin(ctx, stateDir)
-	recoveries := new(discovery.Recoveries)
+	recoveries := new(scan.Recoveries)
 	host, lock := settings.ScanHost(hostFS), flock(stateDir)
 	var informants []agent.Informant
 	programs := make(map[string]func(context.Context, discovery.PartitionChange) ([]byte, error))

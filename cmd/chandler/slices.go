@@ -15,6 +15,7 @@ import (
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/internal/command"
@@ -116,7 +117,7 @@ func (o slicesOptions) scan(ctx context.Context, config *compile.NodeConfig, err
 		if err != nil {
 			return nil, err
 		}
-		return discovery.Watch{Host: configuredHost(recorded.FS(), config), Families: families.All}.ScanOnce(ctx)
+		return scan.Watch{Host: configuredHost(recorded.FS(), config), Families: families.All}.ScanOnce(ctx)
 	}
 	hostFS, err := openHostRoot(o.hostRoot)
 	if err != nil {
@@ -124,7 +125,7 @@ func (o slicesOptions) scan(ctx context.Context, config *compile.NodeConfig, err
 	}
 	host := configuredHost(hostFS, config)
 	informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
-	return discovery.Watch{Host: host, Families: families.All}.ScanOnce(ctx)
+	return scan.Watch{Host: host, Families: families.All}.ScanOnce(ctx)
 }
 
 // printSlices prints slices in a format.

@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 )
 
 // forms contains patterns for the values of some attributes.
@@ -38,7 +39,7 @@ const standard = "resource.kubernetes.io/"
 // checkContract checks the requirements for the snapshot of any host.
 func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
-	again := discovery.Scan(host, families)
+	again := scan.ReadHost(host, families)
 	if string(marshal(t, snapshot)) != string(marshal(t, again)) {
 		t.Error("two scans of the same host disagree")
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -69,7 +70,7 @@ func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole 
 				continue
 			}
 			damaged.FS = damages[how](tree, name)
-			snapshot := discovery.Scan(&damaged, []*discovery.Family{f})
+			snapshot := scan.ReadHost(&damaged, []*discovery.Family{f})
 			for _, p := range snapshot.Problems {
 				if strings.Contains(p.Error(), "panic") {
 					t.Errorf("%s %s: %v", name, how, p)

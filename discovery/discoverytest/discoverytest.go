@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -44,7 +45,7 @@ func Run(t *testing.T, f *discovery.Family) {
 		t.Fatalf("no recorded hosts in testdata (%v)", err)
 	}
 	families := []*discovery.Family{f}
-	if !slices.ContainsFunc(hosts, func(file string) bool { return len(discovery.Scan(ReadHost(t, file), families).Devices) > 0 }) {
+	if !slices.ContainsFunc(hosts, func(file string) bool { return len(scan.ReadHost(ReadHost(t, file), families).Devices) > 0 }) {
 		t.Error("no recorded host has a device of this family")
 	}
 	for _, file := range hosts {
@@ -52,7 +53,7 @@ func Run(t *testing.T, f *discovery.Family) {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			t.Parallel()
 			host := ReadHost(t, file)
-			snapshot := discovery.Scan(host, families)
+			snapshot := scan.ReadHost(host, families)
 			CompareGolden(t, name+".golden.json", marshal(t, abbreviateIDs(snapshot)))
 			checkContract(t, host, families, snapshot)
 			checkVendors(t, snapshot)
@@ -194,7 +195,7 @@ func compareScans(t *testing.T, where string, host *discovery.Host, fsys fs.FS, 
 	t.Helper()
 	other := *host
 	other.FS = fsys
-	again := discovery.Scan(&other, []*discovery.Family{f})
+	again := scan.ReadHost(&other, []*discovery.Family{f})
 	if diff := cmp.Diff(string(marshal(t, snapshot)), string(marshal(t, again))); diff != "" {
 		t.Errorf("snapshot of the host %s differs (-host +%s):\n%s", where, where, diff)
 	}

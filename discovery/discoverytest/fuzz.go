@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 )
 
 // Fuzz replaces one file or link of a recorded host and scans the host. No family may panic, and
@@ -61,7 +62,7 @@ func (h *fuzzedHost) check(t *testing.T, families []*discovery.Family, file uint
 	default:
 		host.FS = h.tree.WithoutFile(name)
 	}
-	checkContract(t, &host, families, discovery.Scan(&host, families))
+	checkContract(t, &host, families, scan.ReadHost(&host, families))
 	if t.Failed() {
 		t.Logf("with %s replaced, as a link: %v", name, link)
 	}

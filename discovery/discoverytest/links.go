@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 )
 
 // checkLinks checks that the family reads sysfs through no links except those of classes and buses.
@@ -18,7 +19,7 @@ func checkLinks(t testing.TB, host *discovery.Host, f *discovery.Family) {
 	n := &noted{Tree: host.FS.(*Tree), names: make(map[string]bool)}
 	seen := *host
 	seen.FS = n
-	discovery.Scan(&seen, []*discovery.Family{f})
+	scan.ReadHost(&seen, []*discovery.Family{f})
 	for name := range n.names {
 		if !strings.HasPrefix(name, "sys/") {
 			continue

@@ -28,7 +28,7 @@ const partsPerWhole = 7
 // physical devices come from the recorded hosts, under other names. The serial number of each
 // device equals its name, and its device nodes are unique.
 //
-// The snapshot follows the rules of [discovery.Scan] and [discovery.Settler].
+// The snapshot follows the rules of [scan.ReadHost] and [scan.Settler].
 func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *rules.Snapshot {
 	h := &randomHost{Rand: random}
 	for len(h.devices) < n {

@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 )
 
 // capture lists the known facts of a captured host.
@@ -73,7 +74,7 @@ func TestCaptures(t *testing.T) {
 			root := t.TempDir()
 			unpack(t, archive, root)
 			host := &discovery.Host{FS: os.DirFS(root)}
-			snapshot := discovery.Scan(host, families.All)
+			snapshot := scan.ReadHost(host, families.All)
 			for _, p := range snapshot.Problems {
 				if strings.Contains(p.Error(), "panic") {
 					t.Error(p)
@@ -161,7 +162,7 @@ func checkRoundTrip(t *testing.T, root string, host *discovery.Host, snapshot *d
 	if err := replay.WriteHost(dir); err != nil {
 		t.Fatal(err)
 	}
-	again := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families.All)
+	again := scan.ReadHost(&discovery.Host{FS: os.DirFS(dir)}, families.All)
 	if diff := gocmp.Diff(format(t, snapshot), strings.ReplaceAll(format(t, again), dir, root)); diff != "" {
 		t.Errorf("snapshot of the record (-host +record):\n%s", diff)
 	}
@@ -195,7 +196,7 @@ func checkPartitions(t *testing.T, root string, known capture) {
 	if err := host.WriteHost(root); err != nil {
 		t.Fatal(err)
 	}
-	snapshot := discovery.Scan(&discovery.Host{FS: os.DirFS(root)}, families.All)
+	snapshot := scan.ReadHost(&discovery.Host{FS: os.DirFS(root)}, families.All)
 	if len(snapshot.Devices) != len(known.KFD) || len(snapshot.Problems) > 0 {
 		t.Errorf("%d devices and the problems %v, want %d devices", len(snapshot.Devices), snapshot.Problems, len(known.KFD))
 	}

@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -52,11 +53,11 @@ func TestEventsSuffice(t *testing.T) {
 func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	watch := func(hears bool) (chan discovery.Changes, *atomic.Pointer[discovery.Snapshot]) {
-		events, last := make(chan discovery.Changes, 1), new(atomic.Pointer[discovery.Snapshot])
+	watch := func(hears bool) (chan scan.Changes, *atomic.Pointer[discovery.Snapshot]) {
+		events, last := make(chan scan.Changes, 1), new(atomic.Pointer[discovery.Snapshot])
 		seen := *host
 		seen.FS = k
-		w := discovery.Watch{Host: &seen, Families: families.All, Events: events, EventsArrive: func() bool { return hears }}
+		w := scan.Watch{Host: &seen, Families: families.All, Events: events, EventsArrive: func() bool { return hears }}
 		go w.Run(ctx, func(s *discovery.Snapshot) { last.Store(s) })
 		return events, last
 	}
@@ -72,7 +73,7 @@ func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
 		}
 		step, changes := k.step()
 		history = append(history, fmt.Sprintf("%s: %+v", step, changes))
-		discovery.Changes{Everything: true}.Send(everything)
+		scan.Changes{Everything: true}.Send(everything)
 		if changes.Everything || len(changes.Uevents) > 0 {
 			changes.Send(events)
 		} // a change without events is seen at the interval
@@ -165,15 +166,15 @@ func (d kernelDevice) function() string {
 }
 
 // step changes the host, and returns the events of the change.
-func (k *kernel) step() (what string, changes discovery.Changes) {
+func (k *kernel) step() (what string, changes scan.Changes) {
 	defer func() {
 		k.now.Store(k.tree())
 		if len(changes.Uevents) > 0 && k.IntN(8) == 0 {
-			what, changes = what+", events are lost", discovery.Changes{Everything: true}
+			what, changes = what+", events are lost", scan.Changes{Everything: true}
 		}
 	}()
 	if len(k.devices) == 0 {
-		return "nothing", discovery.Changes{}
+		return "nothing", scan.Changes{}
 	}
 	d := k.devices[k.IntN(len(k.devices))]
 	function := d.function()
@@ -184,17 +185,17 @@ func (k *kernel) step() (what string, changes discovery.Changes) {
 	case n == 1 && len(k.modules) > 0:
 		module := k.modules[k.IntN(len(k.modules))]
 		k.gone[module] = !k.gone[module]
-		return "a module comes or goes", discovery.Changes{Uevents: []discovery.Uevent{{Path: module, Subsystem: "module"}}}
+		return "a module comes or goes", scan.Changes{Uevents: []scan.Uevent{{Path: module, Subsystem: "module"}}}
 	case n == 2 && d.node != "":
 		k.missing[d.node] = !k.missing[d.node]
-		return "node " + d.node + " comes or goes", discovery.Changes{}
+		return "node " + d.node + " comes or goes", scan.Changes{}
 	case n <= 3:
-		return k.changeFile(d.path), discovery.Changes{}
+		return k.changeFile(d.path), scan.Changes{}
 	case n == 4 && isFunction:
 		return k.regroup(d)
 	case d.subsystem == "net":
 		k.renamed[d.path] = true
-		return "a network interface is renamed", discovery.Changes{Uevents: []discovery.Uevent{{Path: d.path + "x", OldPath: d.path, Subsystem: "net"}}}
+		return "a network interface is renamed", scan.Changes{Uevents: []scan.Uevent{{Path: d.path + "x", OldPath: d.path, Subsystem: "net"}}}
 	case n <= 6 && isFunction:
 		uevents := k.events(d.path, false)
 		k.unbound[d.path] = true
@@ -202,13 +203,13 @@ func (k *kernel) step() (what string, changes discovery.Changes) {
 		if k.passed[d.path] = n == 6; n == 6 {
 			what = "a function is given to vfio-pci"
 			group := path.Join(vfioDir, path.Base(k.links[d.path+"/iommu_group"]))
-			uevents = append(uevents, discovery.Uevent{Path: group, Subsystem: "vfio", Node: path.Join("dev/vfio", path.Base(group))})
+			uevents = append(uevents, scan.Uevent{Path: group, Subsystem: "vfio", Node: path.Join("dev/vfio", path.Base(group))})
 		}
-		return what, discovery.Changes{Uevents: append(uevents, discovery.Uevent{Path: d.path, Subsystem: "pci"})}
+		return what, scan.Changes{Uevents: append(uevents, scan.Uevent{Path: d.path, Subsystem: "pci"})}
 	}
 	uevents := k.events(d.path, true)
 	k.gone[d.path] = true
-	return "a device is removed", discovery.Changes{Uevents: uevents}
+	return "a device is removed", scan.Changes{Uevents: uevents}
 }
 
 const vfioDir = "sys/devices/virtual/vfio"
@@ -229,12 +230,12 @@ func (k *kernel) absent(dir string) bool {
 }
 
 // restore restores the recorded state of a device, and of the devices above and below it.
-func (k *kernel) restore(dir string) (string, discovery.Changes) {
+func (k *kernel) restore(dir string) (string, scan.Changes) {
 	function := cmpOr(kernelDevice{path: dir}.function(), dir)
-	var uevents []discovery.Uevent
+	var uevents []scan.Uevent
 	if k.passed[function] {
 		group := path.Base(k.links[function+"/iommu_group"])
-		uevents = append(uevents, discovery.Uevent{Path: path.Join(vfioDir, group), Subsystem: "vfio", Node: path.Join("dev/vfio", group)})
+		uevents = append(uevents, scan.Uevent{Path: path.Join(vfioDir, group), Subsystem: "vfio", Node: path.Join("dev/vfio", group)})
 	}
 	related := func(other string) bool { return isBelow(other, function) || isBelow(function, other) }
 	for _, set := range []map[string]bool{k.gone, k.unbound, k.passed} {
@@ -248,13 +249,13 @@ func (k *kernel) restore(dir string) (string, discovery.Changes) {
 	for name, is := range k.renamed {
 		if is && related(name) {
 			k.renamed[name] = false
-			uevents = append(uevents, discovery.Uevent{Path: name, OldPath: name + "x", Subsystem: "net"})
+			uevents = append(uevents, scan.Uevent{Path: name, OldPath: name + "x", Subsystem: "net"})
 		}
 	}
 	if len(uevents) == 0 {
 		uevents = k.events(dir, true) // as events of udevadm trigger
 	}
-	return "devices come back", discovery.Changes{Uevents: uevents}
+	return "devices come back", scan.Changes{Uevents: uevents}
 }
 
 func cmpOr(a, b string) string {
@@ -266,10 +267,10 @@ func cmpOr(a, b string) string {
 
 // events returns an event for each device below a directory, and with own for the device of the
 // directory itself.
-func (k *kernel) events(dir string, own bool) (uevents []discovery.Uevent) {
+func (k *kernel) events(dir string, own bool) (uevents []scan.Uevent) {
 	for _, d := range slices.Backward(k.devices) {
 		if isBelow(d.path, dir) && (own || d.path != dir) {
-			uevents = append(uevents, discovery.Uevent{Path: d.path, Subsystem: d.subsystem, Node: d.node})
+			uevents = append(uevents, scan.Uevent{Path: d.path, Subsystem: d.subsystem, Node: d.node})
 		}
 	}
 	return uevents
@@ -297,7 +298,7 @@ func (k *kernel) changeFile(dir string) string {
 
 // regroup moves a function into the IOMMU group of another one, which the kernel does when it finds
 // the function again.
-func (k *kernel) regroup(d kernelDevice) (string, discovery.Changes) {
+func (k *kernel) regroup(d kernelDevice) (string, scan.Changes) {
 	groups := []string{"4711"}
 	for name, target := range k.links {
 		if path.Base(name) == "iommu_group" {
@@ -307,7 +308,7 @@ func (k *kernel) regroup(d kernelDevice) (string, discovery.Changes) {
 	slices.Sort(groups)
 	uevents := k.events(d.path, true)
 	k.group[d.path] = groups[k.IntN(len(groups))]
-	return "a function is in another group", discovery.Changes{Uevents: uevents}
+	return "a function is in another group", scan.Changes{Uevents: uevents}
 }
 
 // tree returns the present host.

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 )
 
 func TestAllAreValid(t *testing.T) {
@@ -63,7 +64,7 @@ func TestOverlay(t *testing.T) {
 	dir := t.TempDir()
 	want := make(map[string]string)
 	for _, file := range []string{"hypervisor/testdata/five.host", "amdgpu/testdata/mi300x-cpx.host", "nvidia/testdata/h100x8.host"} {
-		for _, d := range discovery.Scan(discoverytest.ReadHost(t, file), families.All).Devices {
+		for _, d := range scan.ReadHost(discoverytest.ReadHost(t, file), families.All).Devices {
 			want[d.Name] = format(t, d)
 		}
 		data, err := os.ReadFile(file)
@@ -79,7 +80,7 @@ func TestOverlay(t *testing.T) {
 		}
 	}
 	got := make(map[string]string)
-	snapshot := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families.All)
+	snapshot := scan.ReadHost(&discovery.Host{FS: os.DirFS(dir)}, families.All)
 	for _, d := range snapshot.Devices {
 		got[d.Name] = format(t, d)
 	}
@@ -106,7 +107,7 @@ func TestRecordedHosts(t *testing.T) {
 		devices := make(map[string][]discovery.Device) // of each family alone
 		owner := make(map[string]string)               // of a directory in sysfs
 		for _, f := range families.All {
-			devices[f.Name] = discovery.Scan(host, []*discovery.Family{f}).Devices
+			devices[f.Name] = scan.ReadHost(host, []*discovery.Family{f}).Devices
 			if f.Leftovers {
 				continue
 			}
@@ -117,7 +118,7 @@ func TestRecordedHosts(t *testing.T) {
 				owner[d.Source] = f.Name
 			}
 		}
-		snapshot := discovery.Scan(host, families.All)
+		snapshot := scan.ReadHost(host, families.All)
 		checkShared(t, file, snapshot)
 		checkSilicon(t, file, snapshot)
 		names := namesOf(snapshot)
@@ -228,7 +229,7 @@ func TestMediated(t *testing.T) {
 		"vfio/testdata/gvt.host":         {"pci-0000-00-02-0", "intelgpu", 2},
 		"vfio/testdata/mdev-broken.host": {"pci-0000-41-00-0", "nvidia", 4},
 	} {
-		gpu, found := discovery.Scan(discoverytest.ReadHost(t, file), families.All).Lookup(want.gpu)
+		gpu, found := scan.ReadHost(discoverytest.ReadHost(t, file), families.All).Lookup(want.gpu)
 		taken := gpu.Takes["mediated"]
 		if !found || gpu.Family != want.family || gpu.Silicon() != gpu.Name || taken.Value() != want.devices {
 			t.Errorf("%s: the GPU: %s", file, format(t, gpu))
@@ -265,7 +266,7 @@ func TestDivided(t *testing.T) {
 		"dlb/testdata/broken.host":    "pci-0000-03-00-0",
 		"generic/testdata/sriov.host": "pci-0000-75-00-0",
 	} {
-		snapshot := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
+		snapshot := scan.ReadHost(discoverytest.ReadHost(t, file), families.All)
 		if d, found := snapshot.Lookup(physical); found {
 			t.Errorf("%s: %s is described beside its virtual functions: %s", file, physical, format(t, d))
 		}
@@ -282,7 +283,7 @@ func TestUnreadNeighbour(t *testing.T) {
 	host := rewritten(t, "vfio/testdata/kubevirt.host", func(text string) string {
 		return strings.Replace(text, vendor, vendor+"garbage ", 1)
 	})
-	d, found := discovery.Scan(host, families.All).Lookup("pci-0000-01-00-0")
+	d, found := scan.ReadHost(host, families.All).Lookup("pci-0000-01-00-0")
 	if !found || d.Health.Status != discovery.Unknown || !strings.Contains(d.Health.Reason, "function 0000:01:00.1: attribute vendor:") {
 		t.Errorf("the GPU beside it: %s", format(t, d))
 	}

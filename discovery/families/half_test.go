@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 )
 
 // half rewrites one file of a recorded host.
@@ -39,17 +40,17 @@ func TestHalfWrittenIDs(t *testing.T) {
 		{"nvidia/testdata/h100x8.host", "device", "0x2"},
 	} {
 		t.Run(filepath.Base(test.file)+" "+test.attribute+" "+test.content, func(t *testing.T) {
-			whole := discovery.Rescan(discoverytest.ReadHost(t, test.file), families.All, nil)
+			whole := scan.RescanHost(discoverytest.ReadHost(t, test.file), families.All, nil)
 			d := firstFunction(t, whole.Snapshot)
 			host := half(t, test.file, d.Source+"/"+test.attribute, test.content)
-			now := discovery.Scan(host, families.All)
+			now := scan.ReadHost(host, families.All)
 			if got, found := now.Lookup(d.Name); found && (got.Health.Status != discovery.Unknown || got.Family != d.Family) {
 				t.Errorf("is %s", format(t, got))
 			}
 			if len(now.Problems) != len(whole.Problems)+1 || now.Problems[0].Device != d.Name || !strings.Contains(now.Problems[0].Error(), "attribute "+test.attribute) {
 				t.Errorf("problems %v", now.Problems)
 			}
-			kept, _ := discovery.Rescan(host, families.All, whole).Lookup(d.Name)
+			kept, _ := scan.RescanHost(host, families.All, whole).Lookup(d.Name)
 			if kept.Health.Status != discovery.Unknown || kept.Attributes.String("pciDevice") != d.Attributes.String("pciDevice") {
 				t.Errorf("its last description is not kept: %s", format(t, kept))
 			}
@@ -75,12 +76,12 @@ func TestImpossibleValues(t *testing.T) {
 	} {
 		t.Run(test.attribute+" "+test.content, func(t *testing.T) {
 			whole := discoverytest.ReadHost(t, test.file)
-			d := firstFunction(t, discovery.Scan(whole, families.All))
+			d := firstFunction(t, scan.ReadHost(whole, families.All))
 			files, err := fs.Glob(whole.FS, d.Source+"/"+test.attribute)
 			if err != nil || len(files) != 1 {
 				t.Fatal(files, err)
 			}
-			got, found := discovery.Scan(half(t, test.file, files[0], test.content), families.All).Lookup(d.Name)
+			got, found := scan.ReadHost(half(t, test.file, files[0], test.content), families.All).Lookup(d.Name)
 			if !found || got.Health.Status != discovery.Unknown || !strings.Contains(got.Health.Reason, "attribute "+path.Base(files[0])) {
 				t.Errorf("found %t: %s", found, format(t, got))
 			}
@@ -95,10 +96,10 @@ func TestImpossibleValues(t *testing.T) {
 // last description.
 func TestGarbledInformation(t *testing.T) {
 	for file, address := range map[string]string{"nvidia/testdata/gke.host": "0000:00:05.0", "nvidia/testdata/h100-mig.host": "0000:1b:00.0"} {
-		whole := discovery.Rescan(discoverytest.ReadHost(t, file), families.All, nil)
+		whole := scan.RescanHost(discoverytest.ReadHost(t, file), families.All, nil)
 		gpu := "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address)
 		host := half(t, file, "proc/driver/nvidia/gpus/"+address+"/information", "half")
-		now := discovery.Scan(host, families.All)
+		now := scan.ReadHost(host, families.All)
 		for _, d := range now.Devices {
 			if d.Silicon() == gpu {
 				t.Errorf("%s: %s", file, format(t, d))
@@ -110,7 +111,7 @@ func TestGarbledInformation(t *testing.T) {
 		if !slices.ContainsFunc(now.Problems, problem) {
 			t.Errorf("%s: problems %v", file, now.Problems)
 		}
-		kept := discovery.Rescan(host, families.All, whole)
+		kept := scan.RescanHost(host, families.All, whole)
 		for _, d := range whole.Devices {
 			if got, _ := kept.Lookup(d.Name); d.Silicon() == gpu && got.Health.Status != discovery.Unknown {
 				t.Errorf("%s: %s is not kept: %s", file, d.Name, format(t, got))
@@ -134,7 +135,7 @@ func firstFunction(t *testing.T, s *discovery.Snapshot) discovery.Device {
 // A GPU whose instances cannot be listed keeps its last description as well.
 func TestUnlistedInstances(t *testing.T) {
 	const file = "nvidia/testdata/h100x8.host"
-	d := firstFunction(t, discovery.Scan(discoverytest.ReadHost(t, file), families.All))
+	d := firstFunction(t, scan.ReadHost(discoverytest.ReadHost(t, file), families.All))
 	host := rewritten(t, file, func(text string) string {
 		const first = "-- proc/devices --\n"
 		for minor := range 6 { // GPU 6 has instances
@@ -142,7 +143,7 @@ func TestUnlistedInstances(t *testing.T) {
 		}
 		return text
 	})
-	now := discovery.Scan(host, families.All)
+	now := scan.ReadHost(host, families.All)
 	if got, found := now.Lookup(d.Name); found {
 		t.Errorf("is %s", format(t, got))
 	}

@@ -11,6 +11,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -46,7 +47,7 @@ func TestReadingsOfAnyFunction(t *testing.T) {
 		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
-		before := functionsOf(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
+		before := functionsOf(scan.ReadHost(discoverytest.ReadHost(t, file), families.All))
 		var entries strings.Builder
 		added := make(map[string]bool)
 		for _, d := range before {
@@ -60,7 +61,7 @@ func TestReadingsOfAnyFunction(t *testing.T) {
 			at := firstEntry.FindStringIndex(text)[0]
 			return text[:at] + entries.String() + text[at:]
 		})
-		after := discovery.Scan(host, families.All)
+		after := scan.ReadHost(host, families.All)
 		for _, d := range before {
 			got, _ := after.Lookup(d.Name)
 			for _, condition := range []discovery.Condition{discovery.ConditionFatalErrors, discovery.ConditionOverTemperature} {
@@ -83,10 +84,10 @@ func TestDriverUnbound(t *testing.T) {
 		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
-		last := discovery.Rescan(discoverytest.ReadHost(t, file), families.All, nil)
+		last := scan.RescanHost(discoverytest.ReadHost(t, file), families.All, nil)
 		functions := functionsOf(last.Snapshot)
 		host := rewritten(t, file, func(text string) string { return unboundText(text, functions) })
-		now := discovery.Rescan(host, families.All, last)
+		now := scan.RescanHost(host, families.All, last)
 		for _, d := range functions {
 			if d.OptIn || len(d.Includes) > 0 {
 				continue // consists of several functions

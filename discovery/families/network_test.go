@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/network"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 // selectorRow matches a row of the table of selectors, and shorthand the table's short form of
@@ -28,7 +29,7 @@ func networkFunctions(t *testing.T) *discovery.Snapshot {
 	t.Helper()
 	all := &discovery.Snapshot{}
 	for _, file := range []string{"sriovnet/testdata/e810.host", "sriovnet/testdata/switchdev.host", "rdma/testdata/partitions.host"} {
-		for _, d := range discovery.Scan(discoverytest.ReadHost(t, file), families.All).Devices {
+		for _, d := range scan.ReadHost(discoverytest.ReadHost(t, file), families.All).Devices {
 			// The recorded hosts of sriovnet lack some files that the rdma family reads.
 			if d.Family == "sriovnet" || d.Family == "rdma" && strings.HasPrefix(file, "rdma/") {
 				all.Devices = append(all.Devices, d)
@@ -101,7 +102,7 @@ func TestSharedAdapters(t *testing.T) {
 		t.Fatal(err)
 	}
 	wanted := &rules.Rules{Sharing: []rules.Share{{Selector: selector, Resource: "rdma/hca_shared", Replicas: 1000, Pool: true}}}
-	shared := wanted.ApplyTo(discovery.Scan(host, families.All))
+	shared := wanted.ApplyTo(scan.ReadHost(host, families.All))
 	var names []string
 	for _, d := range shared.Devices {
 		if d.Family != "rdma" {
@@ -118,7 +119,7 @@ func TestSharedAdapters(t *testing.T) {
 			t.Errorf("%s: %d nodes; want its own three and the connection manager", d.Name, len(d.Edits.DeviceNodes))
 		}
 	}
-	carved := discovery.Scan(discoverytest.ReadHost(t, "rdma/testdata/mixed.host"), families.All)
+	carved := scan.ReadHost(discoverytest.ReadHost(t, "rdma/testdata/mixed.host"), families.All)
 	for _, name := range []string{"pci-0000-08-00-0-pool", "pci-0000-08-00-1-pool"} { // with virtual functions, and with a sub-function
 		if d, pooled := wanted.ApplyTo(carved).Lookup(name); !pooled || d.Resource() != "rdma/hca_shared" || d.Silicon() != name {
 			t.Errorf("%s: offered as %q, of silicon %s", name, d.Resource(), d.Silicon())
@@ -136,7 +137,7 @@ func TestSharedAdapters(t *testing.T) {
 // Pools of the SR-IOV plugin under vfio, as documented, have the plugin's IDs and environment
 // variables.
 func TestPoolsUnderVFIO(t *testing.T) {
-	host := discovery.Scan(discoverytest.ReadHost(t, "vfio/testdata/pools.host"), families.All)
+	host := scan.ReadHost(discoverytest.ReadHost(t, "vfio/testdata/pools.host"), families.All)
 	r := &rules.Rules{}
 	for name, cel := range map[string]string{
 		"intel.com/fec":    `device.attributes["chandler.dev"].family == "vfio" && device.attributes["chandler.dev"].pciDevice == "0d5c"`,
@@ -176,9 +177,9 @@ func TestVirtualFunctionsByTheInterface(t *testing.T) {
 			t.Fatal(err)
 		}
 		host := discoverytest.ReadHost(t, file)
-		all := len(discovery.Scan(host, families.All).Devices)
+		all := len(scan.ReadHost(host, families.All).Devices)
 		host.VirtualFunctions[0].Selects = selector.SelectsDevice
-		left := discovery.Scan(host, families.All).Devices
+		left := scan.ReadHost(host, families.All).Devices
 		for _, d := range left {
 			if d.Creation != nil && d.Attributes.String("pfName") == name {
 				t.Errorf("%s: %s would be made", file, d.Name)

@@ -19,6 +19,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/docs"
 )
 
@@ -62,7 +63,7 @@ func facts(t *testing.T, f *discovery.Family, hosts []string, classes []resource
 	var devices []discovery.Device
 	var example *discovery.Device
 	for _, host := range hosts {
-		found := discovery.Scan(discoverytest.ReadHost(t, host), []*discovery.Family{f}).Devices
+		found := scan.ReadHost(discoverytest.ReadHost(t, host), []*discovery.Family{f}).Devices
 		devices = append(devices, found...)
 		for i := range found {
 			if says(&found[i]) > says(example) && filepath.Base(host) != "broken.host" {

@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 )
 
 // rewritten lays out a recorded host after rewriting its text.
@@ -49,12 +50,12 @@ func TestWideDomains(t *testing.T) {
 		if discoverytest.IsBrief() && i%4 != 0 {
 			continue
 		}
-		want := byName(t, discovery.Scan(discoverytest.ReadHost(t, file), families.All), same)
+		want := byName(t, scan.ReadHost(discoverytest.ReadHost(t, file), families.All), same)
 		host := rewritten(t, file, func(text string) string {
 			text = domain.ReplaceAllString(text, "${1}1f000:$2")
 			return strings.ReplaceAll(text, "\ndomain 0\n", "\ndomain 126976\n") // in the KFD topology
 		})
-		got := byName(t, discovery.Scan(host, families.All), narrow)
+		got := byName(t, scan.ReadHost(host, families.All), narrow)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-in domain 0000 +in 1f000):\n%s", file, diff)
 		}
@@ -78,7 +79,7 @@ func byName(t *testing.T, s *discovery.Snapshot, replacer *strings.Replacer) map
 // either GPU. Other GPUs are not affected.
 func TestTwoOfOneIdentity(t *testing.T) {
 	for _, file := range []string{"nvidia/testdata/h100x8.host", "amdgpu/testdata/mi210x8.host"} {
-		whole := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
+		whole := scan.ReadHost(discoverytest.ReadHost(t, file), families.All)
 		var first, second discovery.Device
 		for _, d := range whole.Devices {
 			switch {
@@ -90,7 +91,7 @@ func TestTwoOfOneIdentity(t *testing.T) {
 			}
 		}
 		host := rewritten(t, file, func(text string) string { return strings.ReplaceAll(text, second.Identity, first.Identity) })
-		snapshot := discovery.Scan(host, families.All)
+		snapshot := scan.ReadHost(host, families.All)
 		var problems []string
 		for _, p := range snapshot.Problems {
 			problems = append(problems, p.Error())
@@ -119,7 +120,7 @@ func TestTwoOfOneIdentity(t *testing.T) {
 func TestOneIOMMUGroup(t *testing.T) {
 	for _, file := range []string{"qat/testdata/4xxx.host", "idxd/testdata/vfio.host", "sriovnet/testdata/e810.host", "vfio/testdata/kubevirt.host"} {
 		var alone []discovery.Device
-		for _, d := range discovery.Scan(discoverytest.ReadHost(t, file), families.All).Devices {
+		for _, d := range scan.ReadHost(discoverytest.ReadHost(t, file), families.All).Devices {
 			if d.Attributes["iommuGroup"].IntValue != nil && strings.Contains(format(t, d.Edits), "/dev/vfio/") && !strings.HasPrefix(d.Silicon(), "iommu-group-") {
 				alone = append(alone, d)
 			}
@@ -131,7 +132,7 @@ func TestOneIOMMUGroup(t *testing.T) {
 		first, second := *alone[0].Attributes["iommuGroup"].IntValue, *alone[1].Attributes["iommuGroup"].IntValue
 		groupOf := regexp.MustCompile(fmt.Sprintf(`(?m)(/iommu_group -> .*/)%d --$`, second))
 		host := rewritten(t, file, func(text string) string { return groupOf.ReplaceAllString(text, fmt.Sprintf("${1}%d --", first)) })
-		snapshot := discovery.Scan(host, families.All)
+		snapshot := scan.ReadHost(host, families.All)
 		want := fmt.Sprintf("iommu-group-%d", first)
 		for _, before := range alone {
 			d, _ := snapshot.Lookup(before.Name)
@@ -164,7 +165,7 @@ func TestTenThousandFunctions(t *testing.T) {
 	}
 	host.add("sys/class/misc/vfio/dev", "10:196\n", 0)
 	host.add("dev/vfio/vfio", "", fs.ModeDevice|fs.ModeCharDevice)
-	snapshot := discovery.Scan(&discovery.Host{FS: host}, families.All)
+	snapshot := scan.ReadHost(&discovery.Host{FS: host}, families.All)
 	if len(snapshot.Devices) != count-1 || len(snapshot.Problems) != 1 || snapshot.Problems[0].Device != "pci-10000-12-0c-7" {
 		t.Errorf("%d devices, %d problems, such as %v; want %d devices", len(snapshot.Devices), len(snapshot.Problems), snapshot.Problems[:min(3, len(snapshot.Problems))], count-1)
 	}

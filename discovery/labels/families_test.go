@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/labels"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 const testdata = "../families/*/testdata/*.host"
@@ -28,10 +29,10 @@ func recordedHosts(t *testing.T) []string {
 	return files
 }
 
-// scan returns the offered devices of a recorded host without an administrator's rules.
-func scan(t *testing.T, file string) *rules.Snapshot {
+// scanFile returns the offered devices of a recorded host without an administrator's rules.
+func scanFile(t *testing.T, file string) *rules.Snapshot {
 	t.Helper()
-	return new(rules.Rules).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
+	return new(rules.Rules).ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, file), families.All))
 }
 
 // Node Feature Discovery accepts the labels of each recorded host. Labels of families with labels
@@ -44,7 +45,7 @@ func TestRecordedHosts(t *testing.T) {
 		})]
 		t.Run(folder+"/"+strings.TrimSuffix(filepath.Base(file), ".host"), func(t *testing.T) {
 			t.Parallel()
-			made, err := labels.NodeLabels(scan(t, file), families.All)
+			made, err := labels.NodeLabels(scanFile(t, file), families.All)
 			if err != nil {
 				t.Error(err)
 			}
@@ -64,7 +65,7 @@ func TestEveryLabelIsMade(t *testing.T) {
 	single := selected(t, `device.attributes["chandler.dev"].?function.orValue("") == "partition"`, "nvidia.com/gpu")
 	made := make(map[string]bool)
 	for _, file := range recordedHosts(t) {
-		found := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
+		found := scan.ReadHost(discoverytest.ReadHost(t, file), families.All)
 		for _, r := range []*rules.Rules{{}, single} {
 			all, _ := labels.NodeLabels(r.ApplyTo(found), families.All)
 			for name := range all {
@@ -113,7 +114,7 @@ func selected(t *testing.T, expression, resource string) *rules.Rules {
 func TestRandomHosts(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, file := range recordedHosts(t) {
-		found := scan(t, file)
+		found := scanFile(t, file)
 		for range 10 {
 			s := &rules.Snapshot{Devices: slices.Clone(found.Devices)}
 			for i := range s.Devices {

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/labels"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 // gpu returns a device with the given model, name and physical device.
@@ -179,7 +180,7 @@ func TestSharing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			host := discoverytest.ReadHost(t, fmt.Sprintf("../families/nvidia/testdata/%s.host", test.host))
-			made, err := labels.NodeLabels(test.rules.ApplyTo(discovery.Scan(host, families.All)), families.All)
+			made, err := labels.NodeLabels(test.rules.ApplyTo(scan.ReadHost(host, families.All)), families.All)
 			if err != nil {
 				t.Error(err)
 			}
@@ -203,7 +204,7 @@ func TestExcluded(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &rules.Rules{Exclude: []rules.Selector{selector}}
-	found := discovery.Scan(discoverytest.ReadHost(t, "../families/nvidia/testdata/h100x8.host"), families.All)
+	found := scan.ReadHost(discoverytest.ReadHost(t, "../families/nvidia/testdata/h100x8.host"), families.All)
 	if made, err := labels.NodeLabels(r.ApplyTo(found), families.All); len(made) > 0 || err != nil {
 		t.Errorf("labels %v, error %v", made, err)
 	}

@@ -4,15 +4,16 @@ import (
 	"errors"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
 // UncreatedFunctions returns the virtual functions that could be created on a physical function
-// with the given port: the result of [discovery.UncreatedFunctions] with the attributes of
+// with the given port: the result of [pci.UncreatedFunctions] with the attributes of
 // network functions. The family has described the physical function with
 // [Function.DescribeFunction], so the administrator can select it by its interface.
 func UncreatedFunctions(host *discovery.Host, physical discovery.Device, port Port) ([]discovery.Device, error) {
-	devices, err := discovery.UncreatedFunctions(host, physical)
+	devices, err := pci.UncreatedFunctions(host, physical)
 	if err != nil {
 		return nil, err
 	}

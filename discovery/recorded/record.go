@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/tools/txtar"
 
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pciids"
 )
@@ -29,7 +30,7 @@ func RecordHost(host *discovery.Host, families []*discovery.Family, comment stri
 	r := &recorder{fsys: host.FS, entries: make(map[string]entry)}
 	observed := *host
 	observed.FS = r
-	found := discovery.Scan(&observed, families)
+	found := scan.ReadHost(&observed, families)
 	if names := pciids.Read(host.FS, found.Devices); len(names) > 0 {
 		r.entries[pciids.File] = entry{path: pciids.File, data: names.Text()}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -190,8 +191,8 @@ func TestFSIsTheHost(t *testing.T) {
 	if err := h.WriteHost(dir); err != nil {
 		t.Fatal(err)
 	}
-	want := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, []*discovery.Family{family})
-	got := discovery.Scan(&discovery.Host{FS: h.FS()}, []*discovery.Family{family})
+	want := scan.ReadHost(&discovery.Host{FS: os.DirFS(dir)}, []*discovery.Family{family})
+	got := scan.ReadHost(&discovery.Host{FS: h.FS()}, []*discovery.Family{family})
 	if len(want.Devices) != 1 {
 		t.Fatalf("%+v", want)
 	}
@@ -281,7 +282,7 @@ func TestRecordAnyFile(t *testing.T) {
 	if err := parse(t, string(data)).WriteHost(dir); err != nil {
 		t.Fatal(err)
 	}
-	want, got := summary(discovery.Scan(host, families)), summary(discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families))
+	want, got := summary(scan.ReadHost(host, families)), summary(scan.ReadHost(&discovery.Host{FS: os.DirFS(dir)}, families))
 	// An archive cannot represent the link out of the host and the file that looks like an entry.
 	// Both are recorded as unreadable.
 	want["link"], want["marker"] = "; unreadable", "; unreadable"

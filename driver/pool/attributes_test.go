@@ -9,17 +9,17 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 // devicesOf returns the devices of the pool of a recorded host.
 func devicesOf(t *testing.T, file string, attributes ...resourceapi.QualifiedName) map[string]resourceapi.Device {
 	t.Helper()
 	settings := &rules.Rules{Attributes: attributes}
-	made, problems := BuildPool(Input{Snapshot: settings.ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All)), Features: without("DRAPartitionableDevicesType")})
+	made, problems := BuildPool(Input{Snapshot: settings.ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, file), families.All)), Features: without("DRAPartitionableDevicesType")})
 	for _, problem := range problems {
 		t.Log(problem)
 	}

@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/topology"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
@@ -39,7 +40,7 @@ func TestExamplesOnDefaults(t *testing.T) {
 	} {
 		t.Run(test.example+" on "+test.host, func(t *testing.T) {
 			host := discoverytest.ReadHost(t, filepath.Join("../../discovery/families", test.host))
-			snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(host, families.All))
+			snapshot := (&rules.Rules{}).ApplyTo(scan.ReadHost(host, families.All))
 			made, problems := BuildPool(Input{Snapshot: snapshot, Features: features.All()})
 			if len(problems) > 0 {
 				t.Fatal(problems)
@@ -57,7 +58,7 @@ func TestExamplesOnDefaults(t *testing.T) {
 func TestAlignedExample(t *testing.T) {
 	host := discoverytest.ReadHost(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
 	settings := &rules.Rules{Attributes: []resourceapi.QualifiedName{"group4"}}
-	made, _ := BuildPool(Input{Snapshot: settings.ApplyTo(discovery.Scan(host, families.All)), Features: features.All()})
+	made, _ := BuildPool(Input{Snapshot: settings.ApplyTo(scan.ReadHost(host, families.All)), Features: features.All()})
 	members := make(map[string][]string)
 	for name, d := range contentOf(made).devices {
 		group := *d.Attributes[topology.GroupAttribute(4)].StringValue

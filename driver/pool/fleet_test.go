@@ -16,6 +16,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -72,7 +73,7 @@ func isVirtual(d *rules.Offered) bool { return d.Attributes.String("function") =
 // devicesLike returns copies of the first matching device of a recorded host, with other names.
 func devicesLike(b *testing.B, file string, matches func(*rules.Offered) bool, count int) (devices []rules.Offered) {
 	b.Helper()
-	snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(b, "../../discovery/families/"+file), families.All))
+	snapshot := (&rules.Rules{}).ApplyTo(scan.ReadHost(discoverytest.ReadHost(b, "../../discovery/families/"+file), families.All))
 	for i := range snapshot.Devices {
 		if d := snapshot.Devices[i]; matches(&d) && d.Health.IsUsable() {
 			for n := range count {

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/web"
 )
@@ -37,7 +38,7 @@ func Recorded(name string, host []byte) (inventory.Facts, error) {
 	if err != nil {
 		return inventory.Facts{}, err
 	}
-	found := discovery.Scan(&discovery.Host{FS: parsed.FS()}, families.All)
+	found := scan.ReadHost(&discovery.Host{FS: parsed.FS()}, families.All)
 	return inventory.Facts{
 		Name: name, Version: "0.9.0", Families: len(families.All), Snapshot: (&rules.Rules{}).ApplyTo(found), Classes: classes, At: Now,
 	}, nil

@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	dra "chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 )
@@ -33,7 +34,7 @@ func recordedHosts(t *testing.T) (files []string, snapshots []*discovery.Snapsho
 		t.Fatalf("no recorded hosts (%v)", err)
 	}
 	for _, file := range files {
-		snapshots = append(snapshots, discovery.Scan(discoverytest.ReadHost(t, file), families.All))
+		snapshots = append(snapshots, scan.ReadHost(discoverytest.ReadHost(t, file), families.All))
 	}
 	return files, snapshots
 }

@@ -13,6 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/doctor/codes"
@@ -323,7 +324,7 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 		return codes.ConfigFixes(d.Health.Setting)
 	}
 	at := pciAddress(d)
-	if f.hasProblem(d.Name, discovery.ErrNoVFIOControl) {
+	if f.hasProblem(d.Name, pci.ErrNoVFIOControl) {
 		return []string{"sudo modprobe -a vfio iommufd", "grep -e VFIO -e IOMMUFD /boot/config-$(uname -r)   # the kernel requires CONFIG_VFIO_CONTAINER or CONFIG_IOMMUFD"}
 	}
 	if key == discovery.ConditionNodeMissing && isVFIOReason(d.Health.Reason) {

@@ -13,6 +13,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -109,12 +110,12 @@ func (v *View) functionNodes(function sysfs.Device) (nodes []node, err error) {
 	add := func(n *specs.DeviceNode) {
 		nodes = append(nodes, node{n.HostPath, formatNumbers(n.Type == "b", n.Major, n.Minor)})
 	}
-	vfio, _ := discovery.VFIONodes(&discovery.Host{FS: r}, sysfs.At(r, function.Path)) // an error means: not bound to vfio
+	vfio, _ := pci.VFIONodes(&discovery.Host{FS: r}, sysfs.At(r, function.Path)) // an error means: not bound to vfio
 	if r.err != nil {
 		return nil, fmt.Errorf("list its nodes: %w", r.err)
 	}
 	for _, n := range vfio {
-		if !slices.Contains(discovery.VFIOControl(), n.HostPath) {
+		if !slices.Contains(pci.VFIOControl(), n.HostPath) {
 			add(n)
 		}
 	}

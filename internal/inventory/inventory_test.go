@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/inventory"
 )
 
@@ -31,7 +32,7 @@ func hosts(t *testing.T) []string {
 
 func snapshotOf(t *testing.T, file string) *rules.Snapshot {
 	t.Helper()
-	return (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
+	return (&rules.Rules{}).ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, file), families.All))
 }
 
 // Every device of every recorded host is in the tree once, the counts add up, and the CEL for a

@@ -32,7 +32,7 @@
 // the given Tools. So both continue from any step and can be tested as data, and this package
 // handles hanging writes.
 //
-// Virtual functions (UncreatedFunctions, MakeVirtual and UnmakeVirtual of package discovery)
+// Virtual functions (UncreatedFunctions, MakeVirtual and UnmakeVirtual of package pci)
 // are available to any family: their addresses follow from sriov_offset and sriov_stride. A
 // physical function that is offered itself takes the whole physical device, as beside existing
 // virtual functions.

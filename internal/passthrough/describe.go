@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 )
 
 // Configurer returns a configurer that binds devices to vfio for claims with that parameter, and
@@ -29,7 +30,7 @@ func (b *Manager) Configurer(next discovery.Configurer) discovery.Configurer {
 			return d, nil, fmt.Errorf("device %s: it cannot be bound to vfio", d.Name)
 		}
 		if b.isTaken(&d) {
-			now, err := discovery.DescribePassthrough(b.config.Host, d)
+			now, err := pci.DescribePassthrough(b.config.Host, d)
 			if err != nil {
 				return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
 			}
@@ -188,7 +189,7 @@ func (b *Manager) describeFunction(r *function, seen *discovery.Device) discover
 	case failed != nil:
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: failed.Error()}
 	case b.readFunction(r.Source).Driver() == r.To:
-		d, _ = discovery.DescribePassthrough(b.config.Host, d) // an error appears in the health of the device
+		d, _ = pci.DescribePassthrough(b.config.Host, d) // an error appears in the health of the device
 	}
 	if d.Health.Status == discovery.Healthy && len(d.Readings) > 0 {
 		d.Health = d.Readings[0]

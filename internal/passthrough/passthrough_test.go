@@ -20,6 +20,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
@@ -842,10 +843,10 @@ func TestDescribe(t *testing.T) {
 func TestCommonNodesAreRecorded(t *testing.T) {
 	k := newKernel(t)
 	d := device(other)
-	for _, node := range []string{"/dev/vfio/3", discovery.VFIOControl()[0]} {
+	for _, node := range []string{"/dev/vfio/3", pci.VFIOControl()[0]} {
 		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
 	}
-	d.CommonNodes = discovery.VFIOControl()
+	d.CommonNodes = pci.VFIOControl()
 	if _, err := take(t.Context(), k.binder("1", nil), d); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/ledger"
 )
@@ -67,7 +68,7 @@ func (b *Manager) functionsOf(d *discovery.Device) ([]string, error) {
 	functions = slices.DeleteFunc(functions, func(source string) bool {
 		return b.readFunction(source).HasEntry("iommu_group") && unitOf(b.readFunction(source)) != unit
 	})
-	now, _ := discovery.GroupOthers(b.config.Host, b.readFunction(d.Source)) // an error leaves the list of the scan
+	now, _ := pci.GroupOthers(b.config.Host, b.readFunction(d.Source)) // an error leaves the list of the scan
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, source := range now {
@@ -175,7 +176,7 @@ func (b *Manager) swap(ctx context.Context, lease *ledger.Lease, source, to stri
 // while.
 func (b *Manager) awaitNodes(ctx context.Context, d discovery.Device) error {
 	return b.until(ctx, func() error {
-		now, err := discovery.DescribePassthrough(b.config.Host, d)
+		now, err := pci.DescribePassthrough(b.config.Host, d)
 		if err == nil && now.Health.Status != discovery.Healthy {
 			err = errors.New(now.Health.Reason)
 		}

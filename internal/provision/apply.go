@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -46,7 +48,7 @@ func (p *Provisioner) Run(ctx context.Context) error {
 		return err // the next write to the journal would destroy its contents
 	}
 	errs := []error{err}
-	known := discovery.Scan(p.Host, p.Families).Devices
+	known := scan.ReadHost(p.Host, p.Families).Devices
 	selected, notes, err := selectFunctions(p.Host, p.Rules, known)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
@@ -145,7 +147,7 @@ func errorAdvice(w discovery.Write, err error) string {
 	if path.Base(w.Path) != "sriov_numvfs" {
 		return ""
 	}
-	return discovery.ExplainVirtual(w.Value, err)
+	return pci.ExplainVirtual(w.Value, err)
 }
 
 // value returns the value to write.

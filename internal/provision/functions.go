@@ -11,6 +11,7 @@ import (
 	"maps"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -84,7 +85,7 @@ func selectFunctions(host *discovery.Host, rules []Rule, known []discovery.Devic
 // describeFunction returns the device that rules are evaluated on. It has the attributes of any PCI
 // function, and the attributes of the family's devices for the function.
 func describeFunction(host *discovery.Host, d sysfs.Device, known []discovery.Device) (discovery.Device, error) {
-	described, err := discovery.DescribePCI(host, d)
+	described, err := pci.DescribeFunction(host, d)
 	attrs := d.Attrs()
 	class, _ := attrs.Hex("class", 6)
 	described.Attributes.SetString("pciClass", class)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
@@ -453,7 +454,7 @@ func (c *Manager) isDivided(source string) bool {
 	if !ok {
 		return false
 	}
-	divided, err := discovery.HasVirtualFunctions(function)
+	divided, err := pci.HasVirtualFunctions(function)
 	return divided && err == nil
 }
 

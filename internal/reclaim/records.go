@@ -16,6 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 )
@@ -317,7 +318,7 @@ func (c *Manager) recordOf(rules []discovery.Selection[Rule], e ledger.Entry, h 
 // group while the device is bound to vfio, without the known nodes.
 func ownOf(given []ledger.Node, d *discovery.Device, known []ledger.Node) (nodes []ledger.Node) {
 	for _, n := range given {
-		common := slices.Contains(d.CommonNodes, n.Path) || slices.Contains(discovery.VFIOControl(), n.Path)
+		common := slices.Contains(d.CommonNodes, n.Path) || slices.Contains(pci.VFIOControl(), n.Path)
 		if !common && !slices.Contains(known, n) {
 			nodes = append(nodes, n)
 		}

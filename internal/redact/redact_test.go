@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 )
 
 // leaks maps texts that must not be shared to an example of their use.
@@ -146,12 +147,12 @@ func TestHosts(t *testing.T) {
 			r := New(false)
 			r.LearnHost(data)
 			redacted := r.RedactHost(data)
-			before := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
+			before := scan.ReadHost(discoverytest.ReadHost(t, file), families.All)
 			copied := filepath.Join(t.TempDir(), "redacted.host")
 			if err := os.WriteFile(copied, redacted, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			after := discovery.Scan(discoverytest.ReadHost(t, copied), families.All)
+			after := scan.ReadHost(discoverytest.ReadHost(t, copied), families.All)
 			if len(before.Devices) != len(after.Devices) {
 				t.Fatalf("%d devices were %d", len(after.Devices), len(before.Devices))
 			}

@@ -17,7 +17,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/cmd/chandler/agent"
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/disk"
@@ -295,13 +295,13 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 }
 
 // forwardEvents forwards the kernel's events to the agent.
-func (i *incarnation) forwardEvents(ctx context.Context, events chan discovery.Changes) error {
+func (i *incarnation) forwardEvents(ctx context.Context, events chan scan.Changes) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-i.events:
-			discovery.Changes{Everything: true}.Send(events)
+			scan.Changes{Everything: true}.Send(events)
 		}
 	}
 }

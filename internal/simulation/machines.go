@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/simulation/kernel"
 )
 
@@ -165,11 +166,11 @@ func (m *machine) scanMachine() error {
 	present.DriveFunctions(m.functions...)
 	host := m.host(present)
 	for _, f := range families.All {
-		if f.Name != "generic" && len(discovery.Scan(host, []*discovery.Family{f}).Devices) > 0 {
+		if f.Name != "generic" && len(scan.ReadHost(host, []*discovery.Family{f}).Devices) > 0 {
 			m.families = append(m.families, f)
 		}
 	}
-	m.snapshot = discovery.Scan(host, m.families)
+	m.snapshot = scan.ReadHost(host, m.families)
 	m.devices = make(map[string]rules.Offered)
 	for _, d := range (&rules.Rules{}).ApplyTo(m.snapshot).Devices {
 		if d.Health.Status == discovery.Unhealthy {

@@ -19,6 +19,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/inuse"
@@ -56,7 +57,7 @@ type agent struct {
 	releaseLock     func()                   // releases the lock if that waits for the end of the process; keeps the lock's files open
 	configFailure   atomic.Pointer[error]    // why the newest configuration is invalid
 	configReports   chan error               // has a value to report: why the configuration is invalid, or nil
-	events          chan discovery.Changes   // changes of the host's devices since the last scan
+	events          chan scan.Changes        // changes of the host's devices since the last scan
 	snapshots       chan *discovery.Snapshot // has a snapshot that was not placed yet
 
 	eventsArrive     atomic.Bool                        // the kernel's events reach the channel events
@@ -105,7 +106,7 @@ func newAgent(config Config) *agent {
 		firstValid:      make(chan struct{}),
 		lockHeld:        make(chan struct{}),
 		configReports:   make(chan error, 1),
-		events:          make(chan discovery.Changes, 1),
+		events:          make(chan scan.Changes, 1),
 		snapshots:       make(chan *discovery.Snapshot, 1),
 		settledChanged:  make(chan struct{}, 1),
 		orderChanged:    make(chan struct{}, 1),

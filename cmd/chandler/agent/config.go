@@ -13,6 +13,7 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
@@ -60,14 +61,14 @@ type Config struct {
 
 	// Uevents sends changes of the host's devices to events, first when the subscription to the
 	// kernel's events begins and then for each event, until the context ends. Nil means that the
-	// agent receives no events; see [discovery.Listen].
-	Uevents func(ctx context.Context, events chan discovery.Changes) error
+	// agent receives no events; see [scan.Listen].
+	Uevents func(ctx context.Context, events chan scan.Changes) error
 
 	// RecoveryFailure is that of [discovery.Host], from the events that Uevents receives. Optional.
 	RecoveryFailure func(function sysfs.Device) string
 
 	// AllEvents reports that Uevents receives all events of the host, so that a scan reads only the
-	// families that an event concerns; see [discovery.Watch].
+	// families that an event concerns; see [scan.Watch].
 	AllEvents bool
 
 	Informants []Informant

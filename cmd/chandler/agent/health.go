@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/cmd/chandler/agent/telemetry"
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/doctor"
@@ -107,6 +107,6 @@ func (a *agent) state() telemetry.State {
 		Registered: func() (is, known bool) {
 			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()
 		},
-		Links: func(devices []rules.Offered) map[string]discovery.Link { return a.links.Read(a.host, devices) },
+		Links: func(devices []rules.Offered) map[string]pci.Link { return a.links.Read(a.host, devices) },
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 // Before the first placement the allocations are unknown.
@@ -81,10 +82,10 @@ func TestInventoryNotes(t *testing.T) {
 	expect("CH0703 configuration: no such family")
 	a.configFailure.Store(nil)
 	a.settings.Store(&Settings{})
-	a.metrics.ObserveScan(discovery.Scanned{Late: []string{"nvidia", "rdma"}, Hanging: 3})
+	a.metrics.ObserveScan(scan.Result{Late: []string{"nvidia", "rdma"}, Hanging: 3})
 	expect("CH0310 scan: no answer in time from nvidia, rdma; their devices count as unreadable")
-	a.metrics.ObserveScan(discovery.Scanned{Hanging: 1})
+	a.metrics.ObserveScan(scan.Result{Hanging: 1})
 	expect("CH0310 scan: 1 read of the host not answered by a driver")
-	a.metrics.ObserveScan(discovery.Scanned{})
+	a.metrics.ObserveScan(scan.Result{})
 	expect()
 }

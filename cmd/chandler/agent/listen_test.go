@@ -6,7 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 )
 
 // The agent records whether it receives the kernel's events: from the first value until Uevents
@@ -14,10 +14,10 @@ import (
 func TestListenKnowsWhetherItHears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		speak, fail := make(chan struct{}), make(chan struct{})
-		a := &agent{events: make(chan discovery.Changes, 1)}
-		a.Uevents = func(_ context.Context, events chan discovery.Changes) error {
+		a := &agent{events: make(chan scan.Changes, 1)}
+		a.Uevents = func(_ context.Context, events chan scan.Changes) error {
 			<-speak
-			events <- discovery.Changes{Everything: true}
+			events <- scan.Changes{Everything: true}
 			<-fail
 			return errors.New("no socket")
 		}

@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -128,13 +129,13 @@ func TestAgentSaysNothingOfWhatIsBeingMade(t *testing.T) {
 		m := newMakes(t)
 		kernel := make(chan struct{})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Uevents = func(ctx context.Context, events chan discovery.Changes) error {
+		config.Uevents = func(ctx context.Context, events chan scan.Changes) error {
 			for {
 				select {
 				case <-ctx.Done():
 					return nil
 				case <-kernel:
-					discovery.Changes{Everything: true}.Send(events)
+					scan.Changes{Everything: true}.Send(events)
 				}
 			}
 		}

@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
@@ -68,7 +69,7 @@ func (a *agent) vfioUser(d *discovery.Device, own []types.UID) string {
 		return ""
 	}
 	functions := []sysfs.Device{function}
-	others, _ := discovery.GroupOthers(a.host, function) // an error means that the function has no group
+	others, _ := pci.GroupOthers(a.host, function) // an error means that the function has no group
 	for _, other := range others {
 		if sibling := sysfs.At(a.host.FS, other); discovery.IsVFIO(sibling.Driver()) {
 			functions = append(functions, sibling)

@@ -21,6 +21,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/discovery/sysfs"
@@ -40,7 +41,7 @@ var disks = &discovery.Family{
 	Match: []discovery.Match{{Bus: "pci", Driver: "nvme"}},
 	Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 		for _, function := range found {
-			d, err := discovery.DescribePCI(host, function)
+			d, err := pci.DescribeFunction(host, function)
 			if err != nil {
 				problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 			}

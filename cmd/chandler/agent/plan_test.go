@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/ledger"
 )
 
@@ -30,7 +31,7 @@ func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		steps := func(wanted *rules.Rules) map[string]placement.Fate {
-			s := placement.Standing{Rules: before, Devices: discovery.Scan(&discovery.Host{FS: config.FS}, config.Families)}
+			s := placement.Standing{Rules: before, Devices: scan.ReadHost(&discovery.Host{FS: config.FS}, config.Families)}
 			var err error
 			if s.API, s.Auto, err = placement.ReadPlacement(os.DirFS(config.StateDir)); err != nil {
 				t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/reclaim"
@@ -26,7 +27,7 @@ func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
 	first := &rules.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: telemetry.NewMetrics("v1", true), rulesChanged: make(chan *rules.Rules, 1), events: make(chan discovery.Changes, 1), configReports: make(chan error, 1), firstValid: make(chan struct{})}
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: telemetry.NewMetrics("v1", true), rulesChanged: make(chan *rules.Rules, 1), events: make(chan scan.Changes, 1), configReports: make(chan error, 1), firstValid: make(chan struct{})}
 	a.settings.Store(&a.Settings)
 	handler := a.metrics.Handler(telemetry.State{
 		Features:   func() []features.Feature { return nil },

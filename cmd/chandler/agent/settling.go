@@ -9,6 +9,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/statefile"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/disk"
 )
 
@@ -16,12 +17,12 @@ import (
 // survive a restart.
 type healthStates struct {
 	*statefile.File
-	settler   discovery.Settler
+	settler   scan.Settler
 	nextCheck *time.Timer // triggers the next scan
 }
 
 // HealthFile is the name of the file with the states of devices, in the agent's directory; see
-// [discovery.Settler].
+// [scan.Settler].
 const HealthFile = "health.json"
 
 // newSettling reads the last states of devices. The timer calls rescan when a state may change

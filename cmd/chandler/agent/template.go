@@ -7,6 +7,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/internal/ledger"
@@ -16,7 +17,7 @@ import (
 // cluster whose API server keeps the features and serves DRA. The problems list why devices are
 // left out.
 func PoolTemplate(found *discovery.Snapshot, settings Settings, kept features.Set) (resourceslice.Pool, []discovery.Problem) {
-	settler := discovery.Settler{Severity: settings.Severity}
+	settler := scan.Settler{Severity: settings.Severity}
 	settled, _ := settler.SettleStates(found, time.Now())
 	snapshot := settings.Rules.ApplyTo(settled)
 	view := ledger.ViewOf(&ledger.Present{Snapshot: snapshot})

@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 )
 
@@ -34,7 +35,7 @@ func TestTemplateIsWhatTheAgentPublishes(t *testing.T) {
 				n := newNode(t)
 				config := n.config(test.wanted(t))
 				config.FS, config.Families = recordedHost(t, test.host), []*discovery.Family{amdgpu.Family, nvidia.Family, hypervisor.Family}
-				template, _ := PoolTemplate(discovery.Scan(&discovery.Host{FS: config.FS}, config.Families), config.Settings, features.All())
+				template, _ := PoolTemplate(scan.ReadHost(&discovery.Host{FS: config.FS}, config.Families), config.Settings, features.All())
 				stop := n.run(config)
 				time.Sleep(time.Minute)
 				synctest.Wait()

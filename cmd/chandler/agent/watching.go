@@ -7,12 +7,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 )
 
 // listen receives the kernel's events and forwards them to a.events. It sets a.hearing while
 // Uevents delivers.
 func (a *agent) listen(ctx context.Context) {
-	heard, ended := make(chan discovery.Changes, 1), make(chan struct{})
+	heard, ended := make(chan scan.Changes, 1), make(chan struct{})
 	relayed := make(chan struct{})
 	go func() {
 		defer close(relayed)
@@ -36,7 +37,7 @@ func (a *agent) listen(ctx context.Context) {
 }
 
 // requestScan begins a scan that reads all families.
-func (a *agent) requestScan() { discovery.Changes{Everything: true}.Send(a.events) }
+func (a *agent) requestScan() { scan.Changes{Everything: true}.Send(a.events) }
 
 // firstWord is the time that the first scan waits for informants, so that a new agent does not
 // withdraw facts that the previous agent published.
@@ -48,7 +49,7 @@ func (a *agent) watchHost(ctx context.Context) {
 	for _, informant := range a.Informants {
 		waitFor(ctx, informant.Ready(), firstWord)
 	}
-	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.ObserveScan}
+	watch := scan.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.ObserveScan}
 	if a.AllEvents {
 		watch.EventsArrive = a.eventsArrive.Load
 	}

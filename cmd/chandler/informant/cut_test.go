@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/hostservice"
 )
 
@@ -84,7 +85,7 @@ func cutInstance(t *testing.T, n *Informant, host *discovery.Host) {
 		t.Helper()
 		limit := time.After(time.Minute)
 		for {
-			if d, found := discovery.Scan(host, []*discovery.Family{nvidia.Family}).Lookup(name); found && so(d) {
+			if d, found := scan.ReadHost(host, []*discovery.Family{nvidia.Family}).Lookup(name); found && so(d) {
 				return d
 			}
 			select {

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/nvidia/userspace/drivertest"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/scan"
 )
 
 // made lays out a host with a GPU and a fake driver, and returns an informant with the real program
@@ -85,7 +86,7 @@ func TestFilesThatAreNotThere(t *testing.T) {
 	if !has(t, host, "/usr/lib64/libcuda.so.1") {
 		t.Error("it is not as the family finds it")
 	}
-	if snapshot := discovery.Scan(host, families.All); len(snapshot.Problems) > 0 {
+	if snapshot := scan.ReadHost(host, families.All); len(snapshot.Problems) > 0 {
 		t.Errorf("problems: %v", snapshot.Problems)
 	}
 }

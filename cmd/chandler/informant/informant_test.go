@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 )
 
 // nvmlHost is a host with one NVIDIA GPU.
@@ -121,7 +122,7 @@ func layOut(t *testing.T, data []byte) (root string) {
 // gpuOf returns the GPU of a scan.
 func gpuOf(t *testing.T, host *discovery.Host) discovery.Device {
 	t.Helper()
-	snapshot := discovery.Scan(host, families.All)
+	snapshot := scan.ReadHost(host, families.All)
 	gpu, ok := snapshot.Lookup("pci-0000-01-00-0")
 	if !ok {
 		t.Fatalf("no GPU: %v", snapshot.Problems)
@@ -242,12 +243,12 @@ func TestNVMLThatTires(t *testing.T) {
 	n.silence, n.retry = 2*time.Second, time.Hour
 	changed := start(t, n)
 	within(t, changed, "nothing was heard")
-	first := discovery.Rescan(host, families.All, nil)
+	first := scan.RescanHost(host, families.All, nil)
 	if gpu := gpuOf(t, host); gpu.Attributes.String("architecture") != "hopper" {
 		t.Fatalf("got %+v", gpu)
 	}
 	within(t, changed, "nothing was taken back")
-	merged := discovery.Rescan(host, families.All, first)
+	merged := scan.RescanHost(host, families.All, first)
 	gpu, _ := merged.Lookup("pci-0000-01-00-0")
 	if gpu.Health.Status != discovery.Unknown || !strings.Contains(gpu.Health.Reason, "silent for 2s") || gpu.Attributes.String("architecture") != "hopper" {
 		t.Errorf("got %+v", gpu)

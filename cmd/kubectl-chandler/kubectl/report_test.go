@@ -25,9 +25,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"chandler.dev/cmd/kubectl-chandler/kubectl/reporttest"
-	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/fleet"
 	"chandler.dev/internal/fleet/fleettest"
 )
@@ -151,7 +151,7 @@ func identities(t *testing.T, c *fleettest.Cluster) (out []string) {
 			out = append(out, fleet.Text(d, "uuid"), fleet.Text(d, "serial"))
 		}
 	}
-	for _, d := range discovery.Scan(discoverytest.ReadHost(t, filepath.Join(here, recordedHost)), families.All).Devices {
+	for _, d := range scan.ReadHost(discoverytest.ReadHost(t, filepath.Join(here, recordedHost)), families.All).Devices {
 		out = append(out, d.Identity)
 	}
 	out = append(out, "10.17.23.5")
@@ -196,8 +196,8 @@ func TestReport(t *testing.T) {
 	if err := os.WriteFile(copied, []byte(files["nodes/gpu-node-06/recorded.host"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := discovery.Scan(discoverytest.ReadHost(t, filepath.Join(here, recordedHost)), families.All)
-	if after := discovery.Scan(discoverytest.ReadHost(t, copied), families.All); len(after.Devices) != len(before.Devices) {
+	before := scan.ReadHost(discoverytest.ReadHost(t, filepath.Join(here, recordedHost)), families.All)
+	if after := scan.ReadHost(discoverytest.ReadHost(t, copied), families.All); len(after.Devices) != len(before.Devices) {
 		t.Errorf("%d devices, %d before", len(after.Devices), len(before.Devices))
 	}
 	// A device has the same pseudonym in slices, metrics and host recordings.

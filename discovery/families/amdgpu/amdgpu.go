@@ -18,6 +18,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -65,7 +66,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 			if id, _ := function.PCIID(); radeon.MatchString(id.Device) {
 				continue
 			}
-			d, err := discovery.DescribeUnbound(host, function, "gpu", "amd")
+			d, err := pci.DescribeUnbound(host, function, "gpu", "amd")
 			devices, problems = append(devices, d), append(problems, discovery.Problems(d.Name, err)...)
 			continue
 		}
@@ -138,7 +139,7 @@ func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 
 // whole describes the properties that the GPU and its partitions have in common.
 func (g *gpu) whole() (discovery.Device, mode, error) {
-	d, err := discovery.DescribePCI(g.host, g.function)
+	d, err := pci.DescribeFunction(g.host, g.function)
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "amd")
 	d.Facts = make(map[string]string)

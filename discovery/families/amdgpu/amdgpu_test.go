@@ -7,6 +7,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, amdgpu.Family) }
@@ -27,7 +28,7 @@ func TestIdentity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		snapshot := discovery.Scan(&discovery.Host{FS: host.FS()}, []*discovery.Family{amdgpu.Family})
+		snapshot := scan.ReadHost(&discovery.Host{FS: host.FS()}, []*discovery.Family{amdgpu.Family})
 		if len(snapshot.Devices) != 1 || snapshot.Devices[0].Identity != want || (len(snapshot.Problems) > 0) != (want == "") {
 			t.Errorf("%s: %+v, problems %v; want the identity %q", entry, snapshot.Devices, snapshot.Problems, want)
 		}

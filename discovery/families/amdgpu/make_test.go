@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu/parttest"
+	"chandler.dev/discovery/scan"
 )
 
 const (
@@ -245,7 +246,7 @@ func TestNoMore(t *testing.T) {
 	host := h.host()
 	host.Partitionings = nil
 	var names []string
-	for _, d := range discovery.Scan(host, []*discovery.Family{family}).Devices {
+	for _, d := range scan.ReadHost(host, []*discovery.Family{family}).Devices {
 		names = append(names, d.Name)
 	}
 	if want := []string{parttest.Device + "-dpx-0", parttest.Device + "-dpx-1"}; !slices.Equal(names, want) {
@@ -262,7 +263,7 @@ func TestModeUnknown(t *testing.T) {
 	for _, text := range []string{"UNKNOWN\n", "", "TPX\n"} {
 		host := h.host()
 		host.FS = h.With("current_compute_partition", text)
-		s := discovery.Scan(host, []*discovery.Family{family})
+		s := scan.ReadHost(host, []*discovery.Family{family})
 		if len(s.Devices) != 0 || len(s.Problems) != 1 || s.Problems[0].Device != parttest.Device {
 			t.Errorf("%q: devices %v, problems %v", text, s.Devices, s.Problems)
 		}

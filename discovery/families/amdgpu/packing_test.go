@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/amdgpu/parttest"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
@@ -28,7 +29,7 @@ var family = amdgpu.Family
 
 // applied returns the devices of a host.
 func applied(host *discovery.Host) *rules.Snapshot {
-	return (&rules.Rules{}).ApplyTo(discovery.Scan(host, []*discovery.Family{family}))
+	return (&rules.Rules{}).ApplyTo(scan.ReadHost(host, []*discovery.Family{family}))
 }
 
 // dividing is a host whose GPUs may be partitioned, with the agent's records of partitioned GPUs.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -42,9 +43,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
 	if function.Driver() == "" {
-		return discovery.DescribeUnbound(host, function, "npu", "google")
+		return pci.DescribeUnbound(host, function, "npu", "google")
 	}
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "google")

@@ -12,6 +12,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -44,7 +45,7 @@ var chips = map[string]string{
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, function := range found {
 		// Virtual functions hide the physical function.
-		divided, sriovErr := discovery.HasVirtualFunctions(function)
+		divided, sriovErr := pci.HasVirtualFunctions(function)
 		if divided {
 			continue
 		}
@@ -57,9 +58,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
 	if function.Driver() == "" {
-		return discovery.DescribeUnbound(host, function, "npu", "huawei")
+		return pci.DescribeUnbound(host, function, "npu", "huawei")
 	}
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "huawei")
 	model := chips[d.Attributes.String("pciDevice")]

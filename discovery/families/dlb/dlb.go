@@ -10,6 +10,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -36,7 +37,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			continue
 		}
 		// Virtual functions hide the physical function.
-		divided, sriovErr := discovery.HasVirtualFunctions(function)
+		divided, sriovErr := pci.HasVirtualFunctions(function)
 		if divided {
 			continue
 		}
@@ -54,7 +55,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 // describeFunction describes a function with the node of its class device.
 func describeFunction(host *discovery.Host, function, class sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	d.Attributes.SetString("kind", "other")
 	d.Attributes.SetString("vendor", "intel")
 	node, nodeErr := discovery.Node(class, "/dev")

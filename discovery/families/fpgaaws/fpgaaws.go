@@ -9,6 +9,7 @@ import (
 	"regexp"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -43,7 +44,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // name: the AMD plugin has a name only for FPGAs under XRT, and the b<>com plugin counts units
 // without detecting them.
 func describeFPGA(host *discovery.Host, function sysfs.Device) (d discovery.Device, ours bool, err error) {
-	d, err = discovery.DescribeUnbound(host, function, "fpga", "aws")
+	d, err = pci.DescribeUnbound(host, function, "fpga", "aws")
 	id := d.Attributes.String("pciDevice")
 	switch {
 	case !application.MatchString(id):

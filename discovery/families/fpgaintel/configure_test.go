@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery/families/fpgaintel/program"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -91,7 +92,7 @@ func (c *card) configure(ctx context.Context, name, want string) (d discovery.De
 	c.t.Helper()
 	family := *Family
 	family.Configure = programmer(c.program).configurePort
-	d, found := discovery.Scan(c.Host, []*discovery.Family{&family}).Lookup(name)
+	d, found := scan.ReadHost(c.Host, []*discovery.Family{&family}).Lookup(name)
 	if !found {
 		c.t.Fatalf("there is no device %s", name)
 	}

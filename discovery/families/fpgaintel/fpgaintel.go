@@ -18,6 +18,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/fpgaintel/program"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -75,7 +76,7 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 		d.Name = discovery.DeviceName(port)
 		return d, false, errors.Join(errors.New("port without a number"), attrs.Err())
 	}
-	d, pciErr := discovery.DescribePCI(host, function)
+	d, pciErr := pci.DescribeFunction(host, function)
 	if d.PartOf == nil { // not a virtual function
 		d.PartOf = &discovery.Silicon{Name: d.Name}
 		d.Attributes.SetString("function", "partition")

@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -54,7 +55,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		case !sysfs.IsPCIAddress(kernel.Name()):
 			d, ok, err = describeTranscoder(host, kernel)
 		case kernel.Driver() == "":
-			d, err = discovery.DescribeUnbound(host, kernel, "fpga", "xilinx")
+			d, err = pci.DescribeUnbound(host, kernel, "fpga", "xilinx")
 			ok = slices.Contains(users, d.Attributes.String("pciDevice"))
 			if !ok && d.Attributes.String("pciDevice") != "" {
 				continue
@@ -82,7 +83,7 @@ func slot(function sysfs.Device) string {
 // describeFPGA describes the user function of an FPGA. Containers may also need the management
 // function, which is not visible in virtual machines.
 func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.DescribePCI(host, user)
+	d, err := pci.DescribeFunction(host, user)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "fpga")
 	d.Attributes.SetString("vendor", "xilinx")
@@ -296,12 +297,12 @@ func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.De
 	if !sysfs.IsPCIAddress(address) {
 		return d, false, errors.Join(fmt.Errorf("attribute bus_id: not a PCI address: %.32q", address), attrs.Err())
 	}
-	pci := sysfs.At(host.FS, "sys/bus/pci/devices")
-	function, ok := pci.LinkTo(address)
+	functions := sysfs.At(host.FS, "sys/bus/pci/devices")
+	function, ok := functions.LinkTo(address)
 	if !ok {
-		function = pci.Child(address)
+		function = functions.Child(address)
 	}
-	d, pciErr := discovery.DescribePCI(host, function)
+	d, pciErr := pci.DescribeFunction(host, function)
 	d.Source = misc.Path
 	d.Attributes.SetString("kind", "other")
 	d.Attributes.SetString("vendor", "amd")

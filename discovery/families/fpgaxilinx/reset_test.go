@@ -11,6 +11,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/fpgaxilinx"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 // The stages of "xbutil reset": the driver removes its information about the card, the functions
@@ -18,10 +19,10 @@ import (
 func TestReset(t *testing.T) {
 	const name = "pci-0000-3b-00-1"
 	families := []*discovery.Family{fpgaxilinx.Family}
-	var last *discovery.Findings
+	var last *scan.Findings
 	scan := func(edit func(line string) string) (discovery.Device, bool) {
 		host := edited(t, "testdata/alveo.host", edit)
-		last = discovery.Rescan(host, families, last)
+		last = scan.RescanHost(host, families, last)
 		return last.Lookup(name)
 	}
 	before, found := scan(func(line string) string { return line })
@@ -102,7 +103,7 @@ func TestAliases(t *testing.T) {
 		shell:                    {"", []string{"0000:0b:00.1", "0000:0c:00.1"}},
 	} {
 		wanted := &rules.Rules{Resources: []rules.Resource{{Selector: selector, Name: resource}}}
-		snapshot := wanted.ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
+		snapshot := wanted.ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
 		var ids []string
 		for _, d := range snapshot.Devices {
 			if len(d.Offers) == 1 && d.Offers[0].Resource == resource {
@@ -136,7 +137,7 @@ func TestHalfACard(t *testing.T) {
 		"renamed":  {wanted: rules.Rules{Resources: []rules.Resource{{Selector: half, Name: "example.com/half"}}}},
 		"by shell": {wanted: rules.Rules{Resources: []rules.Resource{{Selector: half, Name: shell}}}, left: []string{shell}},
 	} {
-		snapshot := test.wanted.ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
+		snapshot := test.wanted.ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
 		cards, left := 0, []string(nil)
 		for _, d := range snapshot.Devices {
 			for _, offer := range d.Offers {

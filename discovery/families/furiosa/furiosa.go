@@ -17,6 +17,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -48,7 +49,7 @@ var chips = map[string]struct {
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
-	return discovery.ByClassDevices(host, found, "npu", "furiosa", func(mgmt sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
+	return pci.ByClassDevices(host, found, "npu", "furiosa", func(mgmt sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
 		return describeCard(host, mgmt, functions)
 	})
 }
@@ -73,7 +74,7 @@ func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]
 	var err error
 	switch {
 	case known:
-		d, err = discovery.DescribePCI(host, function)
+		d, err = pci.DescribeFunction(host, function)
 		d.Includes = []string{function.Path}
 	case location != "":
 		err = fmt.Errorf("attribute busname: not the address of a FuriosaAI function: %.32q", location)

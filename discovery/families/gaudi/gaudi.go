@@ -17,6 +17,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -55,9 +56,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
 	if function.Driver() == "" {
-		return discovery.DescribeUnbound(host, function, "npu", "habana")
+		return pci.DescribeUnbound(host, function, "npu", "habana")
 	}
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "habana")

@@ -8,11 +8,12 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/scan"
 )
 
 func TestGrant(t *testing.T) {
 	scan := func(host string) []discovery.Device {
-		return discovery.Scan(discoverytest.ReadHost(t, "testdata/"+host), []*discovery.Family{Family}).Devices
+		return scan.ReadHost(discoverytest.ReadHost(t, "testdata/"+host), []*discovery.Family{Family}).Devices
 	}
 	board, slots := scan("gaudi2x8.host"), scan("slots.host")
 	for name, test := range map[string]struct {

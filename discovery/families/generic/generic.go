@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -41,7 +42,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 				continue
 			}
 		}
-		divided, sriovErr := discovery.HasVirtualFunctions(kernel)
+		divided, sriovErr := pci.HasVirtualFunctions(kernel)
 		if divided {
 			continue // virtual functions hide the physical function
 		}
@@ -73,9 +74,9 @@ func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, b
 	if len(nodes) == 0 {
 		return discovery.Device{}, false, nil
 	}
-	d, err := discovery.DescribeHardware(host, kernel)
+	d, err := pci.DescribeHardware(host, kernel)
 	errs := []error{err}
-	d.Attributes.SetString("vendor", discovery.CompatibleVendor(kernel))
+	d.Attributes.SetString("vendor", pci.CompatibleVendor(kernel))
 	if known, ok := models[d.Attributes.String("pciVendor")+":"+d.Attributes.String("pciDevice")]; ok {
 		d.Attributes.SetString("vendor", known.vendor)
 		d.Attributes.SetString("model", known.model)

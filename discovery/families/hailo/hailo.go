@@ -10,6 +10,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -33,7 +34,7 @@ var architectures = map[string]string{"2864": "hailo8", "45c4": "hailo10h", "43a
 
 func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 	version, _ := host.ReadText("/sys/module/hailo_pci/version")
-	return discovery.ByClassDevices(host, found, "npu", "hailo", func(class sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
+	return pci.ByClassDevices(host, found, "npu", "hailo", func(class sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
 		d, err := describeChip(host, class, functions)
 		d.Attributes.SetVersion("driverVersion", version)
 		return d, err
@@ -53,7 +54,7 @@ func describeChip(host *discovery.Host, class sysfs.Device, functions map[string
 	var err error
 	switch {
 	case known:
-		d, err = discovery.DescribePCI(host, function)
+		d, err = pci.DescribeFunction(host, function)
 		d.Attributes.SetString("architecture", architectures[d.Attributes.String("pciDevice")])
 		d.Includes = []string{function.Path}
 	case location != "":

@@ -10,6 +10,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -41,7 +42,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 }
 
 func describeDCU(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "hygon")

@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -27,7 +28,7 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "8086", Driver: vfioPCI},
 	},
 	Describe:    describe,
-	CommonNodes: discovery.VFIOControl(),
+	CommonNodes: pci.VFIOControl(),
 	Grant:       grant,
 	Provision:   provision,
 	Labels:      []discovery.Labels{{Set: map[string]string{"intel.feature.node.kubernetes.io/{architecture}": "true"}}},
@@ -57,7 +58,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 // describeFunction describes a PCI function that is bound to vfio-pci, if the function is a DSA.
 func describeFunction(host *discovery.Host, function sysfs.Device) (d discovery.Device, ours bool, err error) {
-	d, err = discovery.DescribePCI(host, function)
+	d, err = pci.DescribeFunction(host, function)
 	id := d.Attributes.String("pciDevice")
 	if !dsa[id] {
 		if id != "" {
@@ -66,9 +67,9 @@ func describeFunction(host *discovery.Host, function sysfs.Device) (d discovery.
 		return d, false, err
 	}
 	setKind(d.Attributes, "dsa")
-	nodes, nodesErr := discovery.VFIONodes(host, function)
+	nodes, nodesErr := pci.VFIONodes(host, function)
 	d.Edits.DeviceNodes = nodes
-	d.Health = discovery.VFIOHealth(host, function, nodes)
+	d.Health = pci.VFIOHealth(host, function, nodes)
 	d.PluginOffers = []discovery.Offer{{Resource: "dsa.intel.com/vfio", IDs: []string{function.Name()}}}
 	return d, true, errors.Join(err, nodesErr)
 }
@@ -95,7 +96,7 @@ func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, o
 	if numbers == nil || !ok || accelerators[prefix] == "" {
 		return d, false, fmt.Errorf("%s: not a work queue of DSA or IAA", wq.Path)
 	}
-	d, err = discovery.DescribePCI(host, function)
+	d, err = pci.DescribeFunction(host, function)
 	d.PartOf = &discovery.Silicon{Name: d.Name}
 	d.Attributes.SetString("function", "partition")
 	d.Attributes.SetString("parent", d.Name)

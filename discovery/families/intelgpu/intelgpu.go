@@ -19,6 +19,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -54,7 +55,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			// bind (i915_pci_probe in drivers/gpu/drm/i915/i915_pci.c).
 			continue
 		}
-		divided, sriovErr := discovery.HasVirtualFunctions(function)
+		divided, sriovErr := pci.HasVirtualFunctions(function)
 		if divided {
 			continue // the virtual functions have the GPU's capabilities
 		}
@@ -86,14 +87,14 @@ func setCardLink(a discovery.Attributes, function sysfs.Device) error {
 	if !sysfs.IsPCIAddress(upstream.Name()) { // such as in a guest, whose hypervisor shows no switch
 		return nil
 	}
-	return discovery.SetLink(a, upstream)
+	return pci.SetLink(a, upstream)
 }
 
 func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (discovery.Device, error) {
 	if !function.HasDriver() {
-		return discovery.DescribeUnbound(host, function, "gpu", "intel")
+		return pci.DescribeUnbound(host, function, "gpu", "intel")
 	}
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "intel")

@@ -11,13 +11,14 @@ import (
 	"chandler.dev/discovery/families/neuron"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, neuron.Family) }
 
 // The device plugin API offers whole devices, and cores if the administrator configures them.
 func TestGranularity(t *testing.T) {
-	snapshot := discovery.Scan(discoverytest.ReadHost(t, "testdata/inf1.host"), []*discovery.Family{neuron.Family})
+	snapshot := scan.ReadHost(discoverytest.ReadHost(t, "testdata/inf1.host"), []*discovery.Family{neuron.Family})
 	cores, err := rules.Compile(`device.attributes["chandler.dev"].family == "neuron" && device.attributes["chandler.dev"].?function.orValue("") == "partition"`)
 	if err != nil {
 		t.Fatal(err)
@@ -50,11 +51,11 @@ func TestGranularity(t *testing.T) {
 func TestIdentityOfCores(t *testing.T) {
 	host := discoverytest.ReadHost(t, "testdata/trn2.host")
 	families := []*discovery.Family{neuron.Family}
-	before := discovery.Rescan(host, families, nil)
+	before := scan.RescanHost(host, families, nil)
 	overlay := hostfs.NewOverlay(host.FS)
 	overlay.Set("sys/devices/virtual/neuron_device/neuron1/info/serial_number", []byte("no\x00text"))
 	unread := &discovery.Host{FS: overlay, Roots: host.Roots}
-	after := discovery.Rescan(unread, families, before)
+	after := scan.RescanHost(unread, families, before)
 	for _, name := range []string{"neuron1", "neuron1-core-0", "neuron1-core-3"} {
 		was, known := before.Lookup(name)
 		is, there := after.Lookup(name)

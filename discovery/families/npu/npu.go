@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -77,7 +78,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	minors := make(map[string][]sysfs.Device) // by parent: a qaic device may have several accel minors
 	for _, minor := range found {
 		if sysfs.IsPCIAddress(minor.Name()) {
-			d, err := discovery.DescribeUnbound(host, minor, "npu", "")
+			d, err := pci.DescribeUnbound(host, minor, "npu", "")
 			d.Attributes.SetString("vendor", functions[d.Attributes.String("pciVendor")].vendor)
 			problems = append(problems, discovery.Problems(d.Name, err)...)
 			devices = append(devices, d)
@@ -122,11 +123,11 @@ func isAccel(minor sysfs.Device) bool {
 }
 
 func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.DescribeHardware(host, parent)
+	d, err := pci.DescribeHardware(host, parent)
 	errs := []error{err}
 	driver := parent.Driver()
 	d.Attributes.SetString("kind", "npu")
-	d.Attributes.SetString("vendor", cmp.Or(drivers[driver].vendor, discovery.CompatibleVendor(parent)))
+	d.Attributes.SetString("vendor", cmp.Or(drivers[driver].vendor, pci.CompatibleVendor(parent)))
 	chip := chips[driver+" "+d.Attributes.String("pciDevice")]
 	d.Attributes.SetString("model", chip.model)
 	d.Attributes.SetString("architecture", chip.architecture)

@@ -8,6 +8,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/npu"
+	"chandler.dev/discovery/scan"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, npu.Family) }
@@ -41,7 +42,7 @@ DEVNAME=accel1
 	if err := os.WriteFile(file, []byte(host), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	snapshot := discovery.Scan(discoverytest.ReadHost(t, file), []*discovery.Family{npu.Family})
+	snapshot := scan.ReadHost(discoverytest.ReadHost(t, file), []*discovery.Family{npu.Family})
 	for _, d := range snapshot.Devices {
 		t.Errorf("describes %s", d.Name)
 	}

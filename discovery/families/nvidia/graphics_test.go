@@ -8,6 +8,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/scan"
 )
 
 // A claim with a graphics capability gets the GPU's nodes below /dev/dri, with links by PCI
@@ -17,7 +18,7 @@ func TestGraphics(t *testing.T) {
 	scan := func(change func(h *discovery.Host)) []discovery.Device {
 		host := discoverytest.ReadHost(t, "testdata/l40s-userspace.host")
 		change(host)
-		return discovery.Scan(host, []*discovery.Family{nvidia.Family}).Devices
+		return scan.ReadHost(host, []*discovery.Family{nvidia.Family}).Devices
 	}
 	whole := scan(func(*discovery.Host) {})
 	hookless := scan(func(h *discovery.Host) { h.Hooks = "" })

@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 // sharedBy returns the GPUs of a host with MPS, shared as the administrator configured.
@@ -28,7 +29,7 @@ func sharedBy(t *testing.T, share rules.Share) (a100, l40s discovery.Device) {
 		wanted.Sharing = []rules.Share{share}
 	}
 	host := discoverytest.ReadHost(t, "testdata/mps.host")
-	snapshot := wanted.ApplyTo(discovery.Scan(host, []*discovery.Family{Family}))
+	snapshot := wanted.ApplyTo(scan.ReadHost(host, []*discovery.Family{Family}))
 	first, found := snapshot.Lookup("pci-0000-01-00-0")
 	second, both := snapshot.Lookup("pci-0000-41-00-0")
 	if !found || !both {

@@ -22,6 +22,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/families/nvidia/userspace"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -107,10 +108,10 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // for a GPU that is not meant for computing.
 func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 	if !function.HasDriver() {
-		gpu, err := discovery.DescribeUnbound(d.host, function, "gpu", "nvidia")
+		gpu, err := pci.DescribeUnbound(d.host, function, "gpu", "nvidia")
 		return []discovery.Device{gpu}, discovery.Problems(gpu.Name, err)
 	}
-	gpu, err := discovery.DescribePCI(d.host, function)
+	gpu, err := pci.DescribeFunction(d.host, function)
 	gpu.Attributes.SetString("kind", "gpu")
 	gpu.Attributes.SetString("vendor", "nvidia")
 	gpu.Attributes.SetVersion("driverVersion", d.version)

@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
+	"chandler.dev/discovery/scan"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, nvidia.Family) }
@@ -19,7 +20,7 @@ func TestFamily(t *testing.T) { discoverytest.Run(t, nvidia.Family) }
 // offered returns the IDs of a recorded host's devices by extended resource, under the given rules.
 func offered(t *testing.T, host string, wanted rules.Rules) map[string][]string {
 	t.Helper()
-	snapshot := wanted.ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "testdata/"+host), []*discovery.Family{nvidia.Family}))
+	snapshot := wanted.ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, "testdata/"+host), []*discovery.Family{nvidia.Family}))
 	ids := make(map[string][]string)
 	for _, d := range snapshot.Devices {
 		for _, offer := range d.Offers {

@@ -16,6 +16,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
@@ -55,7 +56,7 @@ func (h *cutHost) host() *discovery.Host {
 // scan returns the devices and reports every problem as a test error.
 func (h *cutHost) scan(t *testing.T) *rules.Snapshot {
 	t.Helper()
-	snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(h.host(), []*discovery.Family{nvidia.Family}))
+	snapshot := (&rules.Rules{}).ApplyTo(scan.ReadHost(h.host(), []*discovery.Family{nvidia.Family}))
 	for _, problem := range snapshot.Problems {
 		t.Errorf("problem: %v", problem)
 	}

@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/scan"
 )
 
 // A GPU instance without compute instances that an agent has begun is usable for an instance of the
@@ -103,7 +104,7 @@ func TestInstancesThatNVMLHasNotToldOf(t *testing.T) {
 			files := maps.Clone(gpu.Files())
 			change(files)
 			h.FS = files
-			snapshot := discovery.Scan(h, []*discovery.Family{nvidia.Family})
+			snapshot := scan.ReadHost(h, []*discovery.Family{nvidia.Family})
 			if len(snapshot.Devices) > 0 || len(snapshot.Problems) == 0 {
 				t.Errorf("devices %v, problems %v", snapshot.Devices, snapshot.Problems)
 			}
@@ -132,7 +133,7 @@ func TestInstancesWhereNoPlacesAreListed(t *testing.T) {
 	files[facts.Path[1:]] = &fstest.MapFile{Data: text}
 	h := (&cutHost{gpu, nil}).host()
 	h.FS = files
-	snapshot := discovery.Scan(h, []*discovery.Family{nvidia.Family})
+	snapshot := scan.ReadHost(h, []*discovery.Family{nvidia.Family})
 	if len(snapshot.Devices) != 1 || snapshot.Devices[0].Name != cuttest.Device+"-mig-2g-20gb-at-2" || len(snapshot.Problems) != 1 {
 		t.Errorf("devices %v, problems %v", snapshot.Devices, snapshot.Problems)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/scan"
 )
 
 // keptGPUs returns the GPUs of a host. The administrator allows the given kinds of sharing daemons.
@@ -21,7 +22,7 @@ func keptGPUs(t *testing.T, kinds ...discovery.SharingDaemonKind) (a100, l40s di
 			{Selects: func(discovery.Device) (bool, error) { return true, nil }},
 		}
 	}
-	s := discovery.Scan(host, []*discovery.Family{Family})
+	s := scan.ReadHost(host, []*discovery.Family{Family})
 	a100, _ = s.Lookup("pci-0000-01-00-0")
 	l40s, both := s.Lookup("pci-0000-41-00-0")
 	if !both {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -55,7 +56,7 @@ func setKernel(a discovery.Attributes, device sysfs.Device) error {
 		driver = behind.Driver() // the class device has no driver; the device behind it has
 	}
 	a.SetString("driver", driver)
-	errs := []error{discovery.SetPlace(a, device)}
+	errs := []error{pci.SetPlace(a, device)}
 	if usb, ok := usbOf(device); ok {
 		attrs := usb.Attrs()
 		vendor, _ := attrs.Hex("idVendor", 4)

@@ -10,13 +10,14 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/paths"
+	"chandler.dev/discovery/scan"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, paths.Family) }
 
-func scan(fsys fs.FS, groups ...discovery.PathGroup) *discovery.Snapshot {
+func scanPaths(fsys fs.FS, groups ...discovery.PathGroup) *discovery.Snapshot {
 	host := &discovery.Host{FS: fsys, Paths: []discovery.PathResource{{Name: "example.com/a", Groups: groups}}}
-	return discovery.Scan(host, []*discovery.Family{paths.Family})
+	return scan.ReadHost(host, []*discovery.Family{paths.Family})
 }
 
 // The number of devices for paths with several matches, and the combination of the matches, are the
@@ -41,7 +42,7 @@ func TestSets(t *testing.T) {
 		"nothing optional": {[]p{{Path: "/dev/none", Optional: true}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			snapshot := scan(fsys, discovery.PathGroup{Paths: test.paths})
+			snapshot := scanPaths(fsys, discovery.PathGroup{Paths: test.paths})
 			var got []string
 			for _, d := range snapshot.Devices {
 				var nodes []string
@@ -75,7 +76,7 @@ func TestNoNode(t *testing.T) {
 		"/etc/hostname": false, "/etc/empty": false, "/dev/pipe": false, "/dev/log": false, "/dev/shm/a": false,
 		"/dev/port": true, "/dev/full": true,
 	} {
-		s := scan(fsys, discovery.PathGroup{Paths: []discovery.HostPath{{Path: path}}})
+		s := scanPaths(fsys, discovery.PathGroup{Paths: []discovery.HostPath{{Path: path}}})
 		if len(s.Devices) != 1 || (s.Devices[0].Health.Status == discovery.Healthy) != healthy || (len(s.Problems) == 0) != healthy {
 			t.Fatalf("%s: %+v, problems %v", path, s.Devices, s.Problems)
 		}
@@ -85,7 +86,7 @@ func TestNoNode(t *testing.T) {
 		if !healthy && !strings.Contains(s.Problems[0].Error(), path+": no device node") {
 			t.Errorf("%s: %v", path, s.Problems)
 		}
-		mounted := scan(fsys, discovery.PathGroup{Paths: []discovery.HostPath{{Path: path, Mount: true}}})
+		mounted := scanPaths(fsys, discovery.PathGroup{Paths: []discovery.HostPath{{Path: path, Mount: true}}})
 		if len(mounted.Devices) != 1 || len(mounted.Problems) > 0 {
 			t.Errorf("%s mounted: problems %v", path, mounted.Problems)
 		}
@@ -98,9 +99,9 @@ func TestUnits(t *testing.T) {
 	fsys := fstest.MapFS{"dev/a0": {}}
 	patterns := []discovery.HostPath{{Path: "/dev/a*"}, {Path: "/dev/a0"}, {Path: "/dev/b", Optional: true}}
 	units := discovery.PathGroup{Units: 2, Paths: patterns}
-	before := scan(fsys, units).Devices
+	before := scanPaths(fsys, units).Devices
 	fsys["dev/a1"], fsys["dev/b"] = &fstest.MapFile{}, &fstest.MapFile{}
-	s := scan(fsys, units, discovery.PathGroup{Paths: []discovery.HostPath{{Path: "/dev/a1"}}})
+	s := scanPaths(fsys, units, discovery.PathGroup{Paths: []discovery.HostPath{{Path: "/dev/a1"}}})
 	if len(before) != 2 || len(s.Devices) != 2 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0].Error(), "/dev/a1 is in") {
 		t.Fatalf("%d units, then %d; problems %v", len(before), len(s.Devices), s.Problems)
 	}
@@ -114,7 +115,7 @@ func TestUnits(t *testing.T) {
 		}
 	}
 	delete(fsys, "dev/a0")
-	if left := scan(fsys, units).Devices; len(left) > 0 {
+	if left := scanPaths(fsys, units).Devices; len(left) > 0 {
 		t.Errorf("without one of the paths: %+v", left)
 	}
 }
@@ -132,7 +133,7 @@ func TestCommonNodes(t *testing.T) {
 		"units": {discovery.PathGroup{Units: 2, Paths: []discovery.HostPath{{Path: "/dev/b"}}}, ""},
 	} {
 		var own []string
-		for _, d := range scan(fsys, test.group).Devices {
+		for _, d := range scanPaths(fsys, test.group).Devices {
 			for _, node := range d.OwnNodes() {
 				own = append(own, node.HostPath)
 			}
@@ -152,7 +153,7 @@ func TestIDs(t *testing.T) {
 		"a68db766f638034740111848aafee2d2dcd6b642": {Paths: []discovery.HostPath{{Path: "/dev/fuse"}}},
 		"a6a12fe5e9397cf9922cdcb98c53f0976ac80e3c": {Paths: []discovery.HostPath{{Path: "/dev/snd/pcmC0D0c"}, {Path: "/dev/snd/controlC0"}}, Count: 2},
 	} {
-		ids := scan(fsys, group).Devices[0].PluginOffers[0].IDs
+		ids := scanPaths(fsys, group).Devices[0].PluginOffers[0].IDs
 		if ids[len(ids)-1] != want {
 			t.Errorf("%v: IDs %q, the last is to be %s", group, ids, want)
 		}
@@ -175,7 +176,7 @@ func usb(bus, number, serial string) fstest.MapFS {
 // API. In DRA the name stays the same, because it depends on the USB port.
 func TestPluggedInAgain(t *testing.T) {
 	group := discovery.PathGroup{USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}
-	before, after := scan(usb("1", "2", "A"), group).Devices[0], scan(usb("1", "3", "B"), group).Devices[0]
+	before, after := scanPaths(usb("1", "2", "A"), group).Devices[0], scanPaths(usb("1", "3", "B"), group).Devices[0]
 	if before.Name != after.Name || before.Identity != "A" || after.Identity != "B" {
 		t.Errorf("%s of serial %s is %s of serial %s now", before.Name, before.Identity, after.Name, after.Identity)
 	}
@@ -191,7 +192,7 @@ func FuzzUSB(f *testing.F) {
 	f.Add("001", "0x10", "\x00")
 	f.Add("-1", "../../sda", strings.Repeat("ä", 99))
 	f.Fuzz(func(t *testing.T, bus, number, serial string) {
-		for _, d := range scan(usb(bus, number, serial), discovery.PathGroup{USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}).Devices {
+		for _, d := range scanPaths(usb(bus, number, serial), discovery.PathGroup{USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}).Devices {
 			if err := d.Validate(); err != nil {
 				t.Error(err)
 			}
@@ -224,9 +225,9 @@ func TestUnreadable(t *testing.T) {
 	whole := usb("1", "2", "A")
 	whole["dev/serial/port"] = &fstest.MapFile{}
 	groups := []discovery.PathGroup{{Paths: []discovery.HostPath{{Path: "/dev/serial/p*"}}}, {USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}}
-	rescan := func(fsys fs.FS, last *discovery.Findings) *discovery.Findings {
+	rescan := func(fsys fs.FS, last *scan.Findings) *scan.Findings {
 		host := &discovery.Host{FS: fsys, Paths: []discovery.PathResource{{Name: "example.com/a", Groups: groups}}}
-		return discovery.Rescan(host, []*discovery.Family{paths.Family}, last)
+		return scan.RescanHost(host, []*discovery.Family{paths.Family}, last)
 	}
 	before := rescan(whole, nil)
 	for _, dir := range []string{"dev/serial", "sys/bus/usb/devices"} {
@@ -244,12 +245,12 @@ func TestUnreadable(t *testing.T) {
 
 func TestGrant(t *testing.T) {
 	group := discovery.PathGroup{USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}
-	given := append(scan(usb("1", "2", "A"), group).Devices, scan(usb("1", "3", "A"), group).Devices...)
+	given := append(scanPaths(usb("1", "2", "A"), group).Devices, scanPaths(usb("1", "3", "A"), group).Devices...)
 	got := paths.Family.Grant(given, discovery.Grant{Resource: "kubevirt.io/usb-key.a"}).Env
 	if want := []string{"USB_RESOURCE_KUBEVIRT_IO_USB-KEY_A=1:2,1:3"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	units := scan(fstest.MapFS{}, discovery.PathGroup{Units: 12, UnitEnv: "UNITS"}).Devices
+	units := scanPaths(fstest.MapFS{}, discovery.PathGroup{Units: 12, UnitEnv: "UNITS"}).Devices
 	got = paths.Family.Grant([]discovery.Device{units[0], units[2]}, discovery.Grant{API: discovery.ModeDRA}).Env
 	if want := []string{"UNITS=0,10"}; !slices.Equal(got, want) { // in name order, 10 comes before 2
 		t.Errorf("got %q, want %q", got, want)

@@ -40,7 +40,7 @@ func TestUSBSets(t *testing.T) {
 			fsys["dev/bus/usb/001/00"+number] = &fstest.MapFile{Mode: fs.ModeDevice | fs.ModeCharDevice}
 		}
 		var got []string
-		for _, d := range scan(fsys, group).Devices {
+		for _, d := range scanPaths(fsys, group).Devices {
 			var nodes []string
 			for _, node := range d.Edits.DeviceNodes {
 				nodes = append(nodes, strings.TrimPrefix(node.HostPath, "/dev/bus/usb/001/00"))

@@ -13,6 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -27,7 +28,7 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "8086", PCIClass: "0b40", Unbound: true},
 	},
 	Describe:    describe,
-	CommonNodes: discovery.VFIOControl(),
+	CommonNodes: pci.VFIOControl(),
 	Grant:       grant,
 	Provision:   provision,
 	Variables:   []string{"QAT_POLICY", "QAT_SECTION_NAME"}, // variables of qatlib and of the QAT engine for OpenSSL
@@ -76,7 +77,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			}
 			continue
 		}
-		d, err := discovery.DescribePCI(host, function)
+		d, err := pci.DescribeFunction(host, function)
 		id := d.Attributes.String("pciDevice")
 		if id == "" && err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
@@ -106,7 +107,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // describeUnbound describes a physical function without a driver. ok is false for a virtual
 // function, which may still be waiting for its driver.
 func describeUnbound(host *discovery.Host, function sysfs.Device) (d discovery.Device, ok bool, err error) {
-	d, err = discovery.DescribeUnbound(host, function, "crypto", "intel")
+	d, err = pci.DescribeUnbound(host, function, "crypto", "intel")
 	id := d.Attributes.String("pciDevice")
 	d.Attributes.SetString("architecture", physicals[id])
 	if id == "" {
@@ -137,7 +138,7 @@ func addServices(d *discovery.Device, host *discovery.Host, function sysfs.Devic
 // memory.
 func addNodes(d *discovery.Device, host *discovery.Host, function sysfs.Device) (err error) {
 	if function.Driver() != igbUIO {
-		d.Edits.DeviceNodes, err = discovery.VFIONodes(host, function)
+		d.Edits.DeviceNodes, err = pci.VFIONodes(host, function)
 		return err
 	}
 	uios := function.Children("uio")
@@ -154,7 +155,7 @@ func addNodes(d *discovery.Device, host *discovery.Host, function sysfs.Device) 
 // nodeHealth returns the health of a function's nodes.
 func nodeHealth(host *discovery.Host, function sysfs.Device, nodes []*specs.DeviceNode) discovery.Health {
 	if function.Driver() != igbUIO {
-		return discovery.VFIOHealth(host, function, nodes)
+		return pci.VFIOHealth(host, function, nodes)
 	}
 	return discovery.NodeHealth(host, nodes)
 }

@@ -18,6 +18,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/network"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -32,8 +33,8 @@ var Family = &discovery.Family{
 	Describe:    describe,
 	CommonNodes: []string{"/dev/infiniband/rdma_cm"},
 	Grant:       network.GrantEdits,
-	Create:      discovery.MakeVirtual,
-	Remove:      discovery.UnmakeVirtual,
+	Create:      pci.MakeVirtual,
+	Remove:      pci.UnmakeVirtual,
 	Parameters:  []discovery.Parameter{network.InterfaceName},
 	Accept:      network.Accept,
 	FileDirs:    []string{network.InfoDir},
@@ -81,7 +82,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	core.routes, core.routesErr = network.ReadRoutes(host)
 	found, unbound := split(found)
 	for _, function := range unbound {
-		d, err := discovery.DescribeUnbound(host, function, "nic", vendors["15b3"])
+		d, err := pci.DescribeUnbound(host, function, "nic", vendors["15b3"])
 		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
 	}
@@ -105,7 +106,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		// As in the SR-IOV plugin, an adapter with virtual functions or sub-functions is not
 		// offered together with them. In the shared RDMA plugin, such an adapter may be in pools,
 		// which do not affect the functions.
-		divided, sriovErr := discovery.HasVirtualFunctions(owner)
+		divided, sriovErr := pci.HasVirtualFunctions(owner)
 		var virtual []discovery.Device
 		if err == nil && sriovErr == nil && !carved[owner.Path] {
 			virtual, err = core.uncreatedFunctions(host, owner, d)
@@ -168,7 +169,7 @@ type core struct {
 }
 
 func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	errs := []error{err}
 	parent := d.Attributes.String("parent") // set for a virtual function
 	if owner.Path != function.Path {

@@ -13,6 +13,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/network"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -60,12 +61,12 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	routes, routesErr := network.ReadRoutes(host)
 	for _, function := range found {
 		if function.Driver() == "" {
-			d, err := discovery.DescribeUnbound(host, function, "nic", vendor)
+			d, err := pci.DescribeUnbound(host, function, "nic", vendor)
 			devices, problems = append(devices, d), append(problems, discovery.Problems(d.Name, err)...)
 			continue
 		}
 		// Virtual functions hide the physical function.
-		divided, sriovErr := discovery.HasVirtualFunctions(function)
+		divided, sriovErr := pci.HasVirtualFunctions(function)
 		if divided {
 			continue
 		}
@@ -79,7 +80,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 // describeFunction describes a physical or virtual function with a driver.
 func describeFunction(host *discovery.Host, f network.Function) (discovery.Device, error) {
-	d, err := discovery.DescribePCI(host, f.PCI)
+	d, err := pci.DescribeFunction(host, f.PCI)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "nic")
 	d.Attributes.SetString("vendor", vendor)

@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -123,7 +124,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 // plugins, which allow one container for each interface. The device is for clusters that still use
 // the resource names of these plugins. If a pod has the interface, the interface has no name here.
 func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.Device) (discovery.Device, bool, error) {
-	d, err := discovery.DescribePCI(host, adapter)
+	d, err := pci.DescribeFunction(host, adapter)
 	d.Name, d.Includes = onload.Name+"-"+d.Name, []string{onload.Source}
 	interfaces := adapter.Children("net")
 	if len(interfaces) == 0 {

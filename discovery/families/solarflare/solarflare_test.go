@@ -8,6 +8,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/solarflare"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, solarflare.Family) }
@@ -18,7 +19,7 @@ func TestGrant(t *testing.T) {
 		"testdata/x2522.host":  {"LD_PRELOAD=/opt/onload/usr/lib64/libonload.so"},
 		"testdata/images.host": nil,
 	} {
-		given := discovery.Scan(discoverytest.ReadHost(t, file), []*discovery.Family{solarflare.Family}).Devices[:1]
+		given := scan.ReadHost(discoverytest.ReadHost(t, file), []*discovery.Family{solarflare.Family}).Devices[:1]
 		if got := solarflare.Family.Grant(given, discovery.Grant{}).Env; !slices.Equal(got, want) {
 			t.Errorf("%s: got %q; want %q", file, got, want)
 		}
@@ -39,7 +40,7 @@ func TestInterfaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		wanted := &rules.Rules{Resources: []rules.Resource{{Selector: all, Name: resource, Mode: &classic}}}
-		snapshot := wanted.ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "testdata/x2522.host"), []*discovery.Family{solarflare.Family}))
+		snapshot := wanted.ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, "testdata/x2522.host"), []*discovery.Family{solarflare.Family}))
 		var ids []string
 		var given []discovery.Device
 		for _, d := range snapshot.Devices {

@@ -15,6 +15,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/network"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -29,10 +30,10 @@ var Family = &discovery.Family{
 		{Class: "net", Hardware: true}, // child devices of a function
 	},
 	Describe:    describe,
-	CommonNodes: discovery.VFIOControl(),
+	CommonNodes: pci.VFIOControl(),
 	Grant:       network.GrantEdits,
-	Create:      discovery.MakeVirtual,
-	Remove:      discovery.UnmakeVirtual,
+	Create:      pci.MakeVirtual,
+	Remove:      pci.UnmakeVirtual,
 	Parameters:  []discovery.Parameter{network.InterfaceName},
 	Accept:      network.Accept,
 	FileDirs:    []string{network.InfoDir},
@@ -89,7 +90,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	routes, routesErr := network.ReadRoutes(host)
 	ports := make(map[string]network.Port)
 	for _, u := range units {
-		if u.carved || discovery.IsIdleDriver(u.Driver()) || slices.Contains(cxiDrivers, u.Driver()) {
+		if u.carved || pci.IsIdleDriver(u.Driver()) || slices.Contains(cxiDrivers, u.Driver()) {
 			continue
 		}
 		rdma := u.HasEntry("infiniband") // the function belongs to the rdma family
@@ -210,7 +211,7 @@ func (u *unit) isPhysical() (bool, error) {
 // isPoolable reports whether the SR-IOV plugin would use a physical function: a function with a
 // kernel driver and without virtual functions. Functions under vfio belong to the vfio family.
 func (u *unit) isPoolable() bool {
-	divided, err := discovery.HasVirtualFunctions(u.function)
+	divided, err := pci.HasVirtualFunctions(u.function)
 	driver := u.Driver()
 	return !divided && err == nil && !slices.ContainsFunc([]string{"vfio", "uio"}, func(part string) bool { return strings.Contains(driver, part) })
 }
@@ -234,7 +235,7 @@ func (u *unit) uncreatedFunctions(host *discovery.Host, routes network.Routes, r
 
 // identifyUnit describes the unit and its PCI function.
 func (u *unit) identifyUnit(host *discovery.Host) (discovery.Device, error) {
-	d, err := discovery.DescribePCI(host, u.function)
+	d, err := pci.DescribeFunction(host, u.function)
 	vendor := d.Attributes.String("pciVendor")
 	if id, _ := u.function.PCIID(); isVirtual(id) {
 		d.Attributes.SetString("function", "virtual")
@@ -264,7 +265,7 @@ func (u *unit) addPort(d *discovery.Device, host *discovery.Host, f network.Func
 	d.Edits.DeviceNodes = nodes
 	switch {
 	case discovery.IsVFIO(u.Driver()):
-		d.Health = discovery.VFIOHealth(host, u.Device, nodes)
+		d.Health = pci.VFIOHealth(host, u.Device, nodes)
 	case wanted:
 		d.Health = discovery.NodeHealth(host, nodes)
 	}
@@ -278,7 +279,7 @@ func (u *unit) addPort(d *discovery.Device, host *discovery.Host, f network.Func
 func (u *unit) nodes(host *discovery.Host) (nodes []*specs.DeviceNode, wanted bool, err error) {
 	switch driver := u.Driver(); {
 	case discovery.IsVFIO(driver):
-		nodes, err = discovery.VFIONodes(host, u.Device)
+		nodes, err = pci.VFIONodes(host, u.Device)
 		return inContainer(nodes), true, err
 	case driver == "igb_uio" || driver == "uio_pci_generic":
 		nodes, err = nodesOf(u.Children("uio"))

@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -75,7 +76,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 }
 
 func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "tenstorrent")

@@ -9,6 +9,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/tenstorrent"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, tenstorrent.Family) }
@@ -42,7 +43,7 @@ func TestIdentity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		snapshot := discovery.Scan(&discovery.Host{FS: host.FS()}, []*discovery.Family{tenstorrent.Family})
+		snapshot := scan.ReadHost(&discovery.Host{FS: host.FS()}, []*discovery.Family{tenstorrent.Family})
 		if len(snapshot.Devices) != 1 || snapshot.Devices[0].Identity != want || (len(snapshot.Problems) > 0) != (want == "") {
 			t.Errorf("%s: %+v, problems %v; want the identity %q", entry, snapshot.Devices, snapshot.Problems, want)
 		}

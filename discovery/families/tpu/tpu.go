@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -25,7 +26,7 @@ var Family = &discovery.Family{
 	Doc:         "Google TPUs, v2 to 7x",
 	Match:       []discovery.Match{{Bus: "pci", Vendor: "1ae0"}},
 	Describe:    describe,
-	CommonNodes: discovery.VFIOControl(),
+	CommonNodes: pci.VFIOControl(),
 	Grant:       grant,
 	Variables:   variables,
 }
@@ -97,7 +98,7 @@ func slot(function sysfs.Device) string {
 
 func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Device, error) {
 	first := functions[0]
-	d, err := discovery.DescribePCI(host, first)
+	d, err := pci.DescribeFunction(host, first)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "google")
@@ -152,7 +153,7 @@ func setPlace(a discovery.Attributes, function sysfs.Device) {
 
 func nodesOf(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	if function.Driver() == "vfio-pci" {
-		return discovery.VFIONodes(host, function)
+		return pci.VFIONodes(host, function)
 	}
 	node, err := discovery.Node(function.Children("accel")[0], "/dev")
 	return []*specs.DeviceNode{node}, err
@@ -164,7 +165,7 @@ func health(host *discovery.Host, functions []sysfs.Device, nodes []*specs.Devic
 		if function.Driver() != "vfio-pci" {
 			continue
 		}
-		if health := discovery.VFIOHealth(host, function, nodes); health.Status != discovery.Healthy {
+		if health := pci.VFIOHealth(host, function, nodes); health.Status != discovery.Healthy {
 			return health
 		}
 	}

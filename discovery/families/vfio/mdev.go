@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -76,10 +77,10 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	d.Attributes.SetString("driver", mdev.Driver())
 	profile, profileErr := profileOf(mdev)
 	d.Attributes.SetString("profile", profile)
-	nodes, nodesErr := discovery.VFIONodes(host, mdev)
+	nodes, nodesErr := pci.VFIONodes(host, mdev)
 	d.Edits.DeviceNodes = nodes
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as in KubeVirt
-	d.Health = discovery.VFIOHealth(host, mdev, d.Edits.DeviceNodes)
+	d.Health = pci.VFIOHealth(host, mdev, d.Edits.DeviceNodes)
 	if mdev.Driver() == "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it"}
 	}
@@ -91,7 +92,7 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	if len(nodes) > 0 {
 		d.PluginOffers = append(d.PluginOffers, nvidiaOffers(mdev, profile)...)
 	}
-	return d, errors.Join(profileErr, nodesErr, discovery.SetPlace(d.Attributes, mdev))
+	return d, errors.Join(profileErr, nodesErr, pci.SetPlace(d.Attributes, mdev))
 }
 
 // profileOf returns the driver's name of a mediated device's type, such as "GRID T4-1Q". If the

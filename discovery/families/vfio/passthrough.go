@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -31,17 +32,17 @@ func describePassthrough(host *discovery.Host, functions []sysfs.Device) (device
 		if err == nil && strings.HasPrefix(id.Class, "06") { // bridges
 			continue
 		}
-		d, described := discovery.DescribePCI(host, function)
+		d, described := pci.DescribeFunction(host, function)
 		d.Attributes.SetString("kind", "other")
 		d.Attributes.SetString("pciClass", id.Class)
-		driver, unsaid := discovery.PassthroughDriver(host, d)
+		driver, unsaid := pci.PassthroughDriver(host, d)
 		if unsaid != nil {
 			problems = append(problems, discovery.Problem{Device: "passthrough", Err: unsaid})
 		}
 		if driver == "" {
 			continue
 		}
-		divided, sriovErr := discovery.HasVirtualFunctions(function)
+		divided, sriovErr := pci.HasVirtualFunctions(function)
 		if divided {
 			continue // virtual functions hide the physical function
 		}

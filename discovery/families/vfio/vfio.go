@@ -17,6 +17,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/network"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -27,7 +28,7 @@ var Family = &discovery.Family{
 	Match:             matches(),
 	Leftovers:         true,
 	Describe:          describe,
-	CommonNodes:       discovery.VFIOControl(),
+	CommonNodes:       pci.VFIOControl(),
 	Grant:             grant,
 	FileDirs:          []string{network.InfoDir},
 	AllowsPassthrough: true,
@@ -64,7 +65,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	groups := make(map[string]*group)
 	for _, function := range functions {
 		// A physical function with virtual functions is not a device.
-		divided, sriovErr := discovery.HasVirtualFunctions(function)
+		divided, sriovErr := pci.HasVirtualFunctions(function)
 		if divided {
 			continue
 		}
@@ -132,7 +133,7 @@ func readGroup(host *discovery.Host, id string, ours []sysfs.Device) *group {
 }
 
 func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	errs := []error{err, g.err}
 	// A GPU under vfio is not a GPU to a container that computes.
 	d.Attributes.SetString("kind", "other")
@@ -140,11 +141,11 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	d.Attributes.SetString("pciClass", id.Class)
 	profile, _ := vgpuOf(function) // withoutOthers has read the attribute without an error
 	d.Attributes.SetString("profile", profile)
-	nodes, nodesErr := discovery.VFIONodes(host, function)
+	nodes, nodesErr := pci.VFIONodes(host, function)
 	d.Edits.DeviceNodes = nodes
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as in KubeVirt
 	errs = append(errs, nodesErr)
-	d.Health = discovery.VFIOHealth(host, function, d.Edits.DeviceNodes)
+	d.Health = pci.VFIOHealth(host, function, d.Edits.DeviceNodes)
 	if len(nodes) > 0 {
 		d.PluginOffers = offers(g.id, id, function)
 		errs = append(errs, addPool(&d, host, function, id))

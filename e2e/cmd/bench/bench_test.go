@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 )
 
 // TestRecordedHost checks that the families describe each GPU of the made-up server as a whole and
@@ -27,7 +28,7 @@ func TestRecordedHost(t *testing.T) {
 	if err := os.WriteFile(file, []byte(host), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	snapshot := discovery.Scan(discoverytest.ReadHost(t, file), families.All)
+	snapshot := scan.ReadHost(discoverytest.ReadHost(t, file), families.All)
 	if len(snapshot.Devices) != n || len(snapshot.Problems) > 0 {
 		t.Fatalf("%d devices, problems %v", len(snapshot.Devices), snapshot.Problems)
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/journal"
@@ -46,7 +47,7 @@ func run(address string, pod types.UID, method string) error {
 	if !ok {
 		return errors.New("no such function")
 	}
-	d, err := discovery.DescribePCI(host, function)
+	d, err := pci.DescribeFunction(host, function)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/inuse"
@@ -41,7 +42,7 @@ func run(dies, count int, do, physical string) error {
 	selects := func(d discovery.Device) (bool, error) { return d.Name == unit, nil }
 	host := &discovery.Host{FS: guest.FS, VirtualFunctions: []discovery.Selection[int]{{Value: count, Selects: selects}}}
 	var maker *ondemand.Manager
-	scan := func() *discovery.Snapshot { return maker.DescribeDevices(discovery.Scan(host, families.All)) }
+	scan := func() *discovery.Snapshot { return maker.DescribeDevices(scan.ReadHost(host, families.All)) }
 	maker = ondemand.New(ondemand.Config{
 		Host: host, Families: families.All, Journal: journal.Config{Dir: "/run/made", Boot: guest.Boot}, Ledger: guest.Ledger, Stock: guesthost.Stock,
 		Tools: discovery.Tools{

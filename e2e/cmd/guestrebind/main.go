@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/inuse"
@@ -59,7 +60,7 @@ func run(dies int, do, address string) error {
 		}
 		return errors.Join(errs...)
 	}
-	d, found := binder.DescribeDevices(discovery.Scan(host, families.All)).Lookup(discovery.DeviceName(sysfs.At(guest.FS, address)))
+	d, found := binder.DescribeDevices(scan.ReadHost(host, families.All)).Lookup(discovery.DeviceName(sysfs.At(guest.FS, address)))
 	if !found {
 		return errors.New("no such device")
 	}

@@ -19,6 +19,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/internal/fleet"
@@ -56,7 +57,7 @@ func (c *Cluster) AddClass(name, extended, expression string) {
 // Node adds a node from a recorded host. The function change may modify the devices.
 func (c *Cluster) Node(name, host string, change func(*discovery.Device)) {
 	c.t.Helper()
-	found := discovery.Scan(discoverytest.ReadHost(c.t, host), families.All)
+	found := scan.ReadHost(discoverytest.ReadHost(c.t, host), families.All)
 	for i := range found.Devices {
 		if change != nil {
 			change(&found.Devices[i])

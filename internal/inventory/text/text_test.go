@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/inventory/text"
 	"chandler.dev/internal/terminal"
@@ -49,7 +50,7 @@ func TestRecordedHosts(t *testing.T) {
 	for _, file := range files {
 		t.Run(filepath.Base(filepath.Dir(filepath.Dir(file)))+"/"+filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
+			snapshot := (&rules.Rules{}).ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, file), families.All))
 			facts := inventory.Facts{Name: "n", Snapshot: snapshot, Families: len(families.All), At: now}
 			check(t, inventory.Make(facts))
 			facts.ConsumersKnown, facts.Moves = true, make(map[string]inventory.Move)
@@ -188,7 +189,7 @@ func hgx() inventory.Facts {
 
 // partitioned is a machine with two GPUs of eight partitions each.
 func partitioned(t *testing.T) inventory.Facts {
-	snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, "../../../discovery/families/amdgpu/testdata/mi300x-cpx.host"), families.All))
+	snapshot := (&rules.Rules{}).ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, "../../../discovery/families/amdgpu/testdata/mi300x-cpx.host"), families.All))
 	part := func(address string, numbers ...int) (names []string) {
 		for _, n := range numbers {
 			names = append(names, fmt.Sprintf("%s-xcp-%d", named(address), n))
@@ -367,7 +368,7 @@ func TestProblemsOfRecordedHosts(t *testing.T) {
 		"amdgpu/broken":      {has: []string{"gpu 0b:00.0 amd 1002:74a1 ? 1 partition"}},
 	} {
 		file := filepath.Join("../../../discovery/families", strings.Replace(host, "/", "/testdata/", 1)+".host")
-		snapshot := (&rules.Rules{}).ApplyTo(discovery.Scan(discoverytest.ReadHost(t, file), families.All))
+		snapshot := (&rules.Rules{}).ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, file), families.All))
 		tree := printed(t, inventory.Make(inventory.Facts{Name: "n", Snapshot: snapshot, At: now}), terminal.Style{Width: 80})
 		flat := strings.Join(strings.Fields(strings.NewReplacer("│", "", "/\n", "/").Replace(tree)), " ")
 		flat = strings.ReplaceAll(flat, "/ ", "/")
@@ -390,7 +391,7 @@ func TestFunctionsOfAGroup(t *testing.T) {
 		"iommufd": "2 functions: 07:00.0 10de:2330, 08:00.0 1912:0014",
 		"cdevs":   "2 functions: 01:00.0 10de:2236, 01:00.1 10de:1aef",
 	} {
-		found := discovery.Scan(discoverytest.ReadHost(t, "../../../discovery/families/vfio/testdata/"+host+".host"), families.All)
+		found := scan.ReadHost(discoverytest.ReadHost(t, "../../../discovery/families/vfio/testdata/"+host+".host"), families.All)
 		inv := inventory.Make(inventory.Facts{Snapshot: new(rules.Rules).ApplyTo(found)})
 		if out := printed(t, inv, terminal.Style{Width: 80}); !strings.Contains(out, want) {
 			t.Errorf("%s: want %q:\n%s", host, want, out)

@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/scan"
 )
 
 func host(t *testing.T) *Host {
@@ -29,13 +30,13 @@ const (
 	facts   = "proc/driver/nvidia/gpus/" + address + "/information"
 )
 
-func scan(h *Host) *discovery.Snapshot {
-	return discovery.Scan(&discovery.Host{FS: h}, []*discovery.Family{nvidia.Family})
+func scanHost(h *Host) *discovery.Snapshot {
+	return scan.ReadHost(&discovery.Host{FS: h}, []*discovery.Family{nvidia.Family})
 }
 
 func TestHost(t *testing.T) {
 	h := host(t)
-	s := scan(h)
+	s := scanHost(h)
 	if len(s.Devices) != 1 || len(s.Problems) != 0 {
 		t.Errorf("%d devices, problems %v", len(s.Devices), s.Problems)
 	}
@@ -48,7 +49,7 @@ func TestHost(t *testing.T) {
 func TestReturnedFunctionHasAnotherKey(t *testing.T) {
 	h := host(t)
 	key := func() discovery.DeviceKey {
-		d, found := scan(h).Lookup(name)
+		d, found := scanHost(h).Lookup(name)
 		if !found {
 			t.Fatal("the card is missing")
 		}
@@ -67,18 +68,18 @@ func TestReturnedFunctionHasAnotherKey(t *testing.T) {
 
 func TestVanishAndReturn(t *testing.T) {
 	h := host(t)
-	before, _ := scan(h).Lookup(name)
+	before, _ := scanHost(h).Lookup(name)
 	if !h.VanishFunction(address, "dev/nvidia0") || h.VanishFunction(address) {
 		t.Error("Vanish does not say what vanished")
 	}
-	if _, found := scan(h).Lookup(name); found {
+	if _, found := scanHost(h).Lookup(name); found {
 		t.Error("the card is still there")
 	}
 	if _, found := h.Node("/dev/nvidia0"); found {
 		t.Error("its node is still there")
 	}
 	h.ReturnFunction(address, func(_ string, data []byte) []byte { return bytes.Replace(data, []byte("GPU-c"), []byte("GPU-d"), 1) })
-	after, found := scan(h).Lookup(name)
+	after, found := scanHost(h).Lookup(name)
 	if !found || after.Identity == before.Identity || !strings.HasPrefix(after.Identity, "GPU-d") {
 		t.Errorf("after its return it is %q and was %q", after.Identity, before.Identity)
 	}

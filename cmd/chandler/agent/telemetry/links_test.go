@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
@@ -24,8 +25,8 @@ func TestCurrentLinks(t *testing.T) {
 	set("current_link_speed", "2.5 GT/s PCIe")
 	set("power/runtime_status", "active")
 	var r LinkReader
-	read := func() map[string]discovery.Link { return r.Read(k.Host(), []rules.Offered{d, virtual}) }
-	if got := read(); len(got) != 1 || got["gpu"] != (discovery.Link{Speed: 2500, Width: 16}) {
+	read := func() map[string]pci.Link { return r.Read(k.Host(), []rules.Offered{d, virtual}) }
+	if got := read(); len(got) != 1 || got["gpu"] != (pci.Link{Speed: 2500, Width: 16}) {
 		t.Errorf("idle: %+v", got)
 	}
 	set("current_link_speed", "32.0 GT/s PCIe")

@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver"
 	"chandler.dev/legacy"
 )
@@ -27,7 +28,7 @@ type Metrics struct {
 	devicePlugin *metrics.HistogramVec // calls through the device-plugin API
 	refusals     *metrics.CounterVec
 	scans        *metrics.Histogram
-	lastScan     atomic.Pointer[discovery.Scanned] // last scan, nil before the first scan has ended
+	lastScan     atomic.Pointer[scan.Result] // last scan, nil before the first scan has ended
 
 	// Whether the last configuration is in force, and since when. The names follow the metrics of
 	// Prometheus and Alertmanager.
@@ -143,14 +144,14 @@ func (m *Metrics) ObserveDevicePlugin(operation legacy.Operation, took time.Dura
 	m.refusals.WithLabelValues(string(discovery.ModeDevicePlugin), string(reason)).Inc()
 }
 
-// ObserveScan records a scan of a [discovery.Watch].
-func (m *Metrics) ObserveScan(s discovery.Scanned) {
+// ObserveScan records a scan of a [scan.Watch].
+func (m *Metrics) ObserveScan(s scan.Result) {
 	m.scans.Observe(s.Took.Seconds())
 	m.lastScan.Store(&s)
 }
 
 // LastScan returns the last scan, nil before the first scan has ended.
-func (m *Metrics) LastScan() *discovery.Scanned { return m.lastScan.Load() }
+func (m *Metrics) LastScan() *scan.Result { return m.lastScan.Load() }
 
 // Handler serves the metrics of an agent. wrong is nil, or why the agent started without a valid
 // configuration. Metrics are left out while their facts are unknown.

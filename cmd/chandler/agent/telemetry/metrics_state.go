@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/kubeletapi"
@@ -30,7 +31,7 @@ type State struct {
 	Refusal    func() string           // why the API server refuses the slices, or ""
 	Registered func() (is, known bool) // whether the kubelet has registered the DRA driver
 
-	Links func([]rules.Offered) map[string]discovery.Link // the links of devices at present, by device
+	Links func([]rules.Offered) map[string]pci.Link // the links of devices at present, by device
 }
 
 // LinkReader reads the links of devices, unless an earlier read has not ended. The zero value is
@@ -42,16 +43,16 @@ type LinkReader struct{ calls overdue.Calls }
 const linkLimit = time.Second
 
 // Read returns the links of devices by name, nil if a driver delays it.
-func (r *LinkReader) Read(host *discovery.Host, devices []rules.Offered) map[string]discovery.Link {
+func (r *LinkReader) Read(host *discovery.Host, devices []rules.Offered) map[string]pci.Link {
 	const all = "links"
 	if r.calls.OverdueCall(all) != nil {
 		return nil
 	}
-	read := make(chan map[string]discovery.Link, 1)
+	read := make(chan map[string]pci.Link, 1)
 	err := r.calls.Do(linkLimit, all, "reading the links of devices", func() error {
-		links := make(map[string]discovery.Link)
+		links := make(map[string]pci.Link)
 		for i := range devices {
-			if link := discovery.CurrentLink(host, &devices[i].Device); link.Width > 0 {
+			if link := pci.CurrentLink(host, &devices[i].Device); link.Width > 0 {
 				links[devices[i].Name] = link
 			}
 		}

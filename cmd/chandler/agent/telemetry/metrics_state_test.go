@@ -29,9 +29,11 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/inventory"
@@ -66,11 +68,11 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 		t.Fatal(err)
 	}
 	recorded := &discovery.Host{FS: parsed.FS()}
-	snapshot := wanted.ApplyTo(discovery.Scan(recorded, []*discovery.Family{nvidia.Family, amdgpu.Family}))
+	snapshot := wanted.ApplyTo(scan.ReadHost(recorded, []*discovery.Family{nvidia.Family, amdgpu.Family}))
 	s := &scraped{t: t, metrics: NewMetrics("v1.0.0", true), state: emptyState()}
 	s.placed = &placement.Placed{Snapshot: snapshot, Placement: placement.PlaceDevices(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), placement.Facts{AutoMode: discovery.ModeDRA, Published: &placement.Published{}})}
 	s.state.Node = node
-	s.state.Links = func(devices []rules.Offered) map[string]discovery.Link {
+	s.state.Links = func(devices []rules.Offered) map[string]pci.Link {
 		return new(LinkReader).Read(recorded, devices)
 	}
 	s.state.Placed = func() *placement.Placed { return s.placed }
@@ -81,7 +83,7 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	s.state.Registered = func() (bool, bool) { return true, true }
 	s.state.Prepared = func() int { return len(s.state.View(nil).Claims()) }
 	s.handler = s.metrics.Handler(s.state, nil)
-	s.metrics.ObserveScan(discovery.Scanned{Took: 20 * time.Millisecond})
+	s.metrics.ObserveScan(scan.Result{Took: 20 * time.Millisecond})
 	return s
 }
 
@@ -227,7 +229,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	said := make(map[string]string)
 	late := newScraped(t, "late", "nvidia/testdata/h100x8.host", &rules.Rules{})
-	late.metrics.ObserveScan(discovery.Scanned{Late: []string{"nvidia"}, Hanging: 1})
+	late.metrics.ObserveScan(scan.Result{Late: []string{"nvidia"}, Hanging: 1})
 	late.sick("pci-0000-1b-00-0", discovery.Health{Status: discovery.Unknown})
 	shared := newScraped(t, "shared", "nvidia/testdata/h100x8.host", &rules.Rules{Sharing: []rules.Share{{Selector: rulestest.CompileSelector(t, `true`), Replicas: 4}}})
 	for _, text := range []string{late.scrape(), shared.scrape(), scrapeOf(scrapedNodes(t))} {

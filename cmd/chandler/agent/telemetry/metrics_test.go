@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/kubeletapi"
@@ -50,7 +51,7 @@ func emptyState() State {
 		Published:  func() (int, int, bool) { return 0, 0, false },
 		Refusal:    func() string { return "" },
 		Registered: func() (bool, bool) { return false, true },
-		Links:      func([]rules.Offered) map[string]discovery.Link { return nil },
+		Links:      func([]rules.Offered) map[string]pci.Link { return nil },
 	}
 }
 
