@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/tools/txtar"
 
-	"chandler.dev/discovery/scan"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pciids"
+	"chandler.dev/discovery/scan"
 )
 
 // RecordHost returns a recorded host with everything that a scan with the given families reads, and
