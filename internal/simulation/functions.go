@@ -355,7 +355,7 @@ func (w *World) asBefore() string {
 			}
 		}
 	}
-	dirs := []string{stateDir + "/handover", runDir + "/journal/reclaim", stateDir + "/rebound", stateDir + "/made", runDir + "/journal/passthrough", runDir + "/journal/create"}
+	dirs := []string{stateDir + "/handover", runDir + "/journal/reclaim", stateDir + "/rebound", stateDir + "/made", runDir + "/journal/rebind", runDir + "/journal/create"}
 	if made {
 		dirs = dirs[:2]
 	}

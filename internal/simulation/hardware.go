@@ -208,7 +208,7 @@ func (w *World) moveTo(group int) {
 // the device plugin API does not offer the disk, no claim has it, and no agent has begun to bind the
 // functions of the group.
 func (w *World) isApart() bool {
-	for _, name := range w.disk.Files(runDir + "/journal/passthrough") {
+	for _, name := range w.disk.Files(runDir + "/journal/rebind") {
 		if data, _ := w.disk.FileContent(name); bytes.Contains(data, []byte(movable)) {
 			return false
 		}
