@@ -67,8 +67,8 @@ func (a *explainer) alternativesOf(nodes []candidate) map[string]*alternative {
 			out[claim.Name+"\x00"+alt.name()+"\x00"] = &alt
 		}
 	}
-	wants := a.wantedResources()
-	for _, name := range a.wantedNames() {
+	wants := wantedResources(a.pod)
+	for _, name := range slices.Sorted(maps.Keys(wants)) {
 		if class := a.classOf(name); class != nil {
 			claim := &resourceapi.ResourceClaim{}
 			claim.Name = "<limits>"
@@ -185,7 +185,7 @@ func (a *explainer) judgeDevices(class *resourceapi.DeviceClass, alt *alternativ
 	for i := range nodes {
 		at[nodes[i].Name] = &nodes[i]
 	}
-	incomplete := a.incompletePools()
+	incomplete := a.library.incompletePools()
 	for i := range a.fleet.Devices {
 		d := &a.fleet.Devices[i]
 		all++
@@ -302,24 +302,6 @@ func conditionOf(d *fleet.Device, taint *resourceapi.DeviceTaint) string {
 		}
 	}
 	return taint.Key
-}
-
-// incompletePools returns for each pool whether slices are missing.
-func (a *explainer) incompletePools() map[fleet.ID]bool {
-	out := make(map[fleet.ID]bool)
-	for pool, of := range a.library.byPool {
-		newest, n, want := int64(-1), int64(0), int64(0)
-		for _, slice := range of {
-			switch g := slice.Spec.Pool.Generation; {
-			case g > newest:
-				newest, n, want = g, 1, slice.Spec.Pool.ResourceSliceCount
-			case g == newest:
-				n++
-			}
-		}
-		out[pool] = n != want
-	}
-	return out
 }
 
 // setEnough sets whether the remaining devices are enough, or otherwise the reason. If the reason

@@ -171,3 +171,21 @@ func (l *library) matchesSelector(ctx context.Context, d *fleet.Device, selector
 	})
 	return matches, err
 }
+
+// incompletePools returns for each pool whether slices are missing.
+func (l *library) incompletePools() map[fleet.ID]bool {
+	out := make(map[fleet.ID]bool)
+	for pool, of := range l.byPool {
+		newest, n, want := int64(-1), int64(0), int64(0)
+		for _, slice := range of {
+			switch g := slice.Spec.Pool.Generation; {
+			case g > newest:
+				newest, n, want = g, 1, slice.Spec.Pool.ResourceSliceCount
+			case g == newest:
+				n++
+			}
+		}
+		out[pool] = n != want
+	}
+	return out
+}

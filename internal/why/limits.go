@@ -2,6 +2,7 @@ package why
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,24 +15,15 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// wantedResources returns the extended resources that the pod requests, with their amounts.
-func (a *explainer) wantedResources() map[corev1.ResourceName]int64 {
+// wantedResources returns the extended resources that a pod requests, with their amounts.
+func wantedResources(pod *corev1.Pod) map[corev1.ResourceName]int64 {
 	out := make(map[corev1.ResourceName]int64)
-	for name, quantity := range resource.PodRequests(a.pod, resource.PodResourcesOptions{}) {
+	for name, quantity := range resource.PodRequests(pod, resource.PodResourcesOptions{}) {
 		implicit := strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
 		if (fleet.IsExtended(name) || implicit) && !quantity.IsZero() {
 			out[name] = quantity.Value()
 		}
 	}
-	return out
-}
-
-func (a *explainer) wantedNames() []corev1.ResourceName {
-	var out []corev1.ResourceName
-	for name := range a.wantedResources() {
-		out = append(out, name)
-	}
-	slices.Sort(out)
 	return out
 }
 
@@ -78,8 +70,8 @@ func (a *explainer) byDRA(node string, name corev1.ResourceName) bool {
 
 // short returns a device plugin resource with too little left on a node, or "".
 func (a *explainer) short(node string) string {
-	wants := a.wantedResources()
-	for _, name := range a.wantedNames() {
+	wants := wantedResources(a.pod)
+	for _, name := range slices.Sorted(maps.Keys(wants)) {
 		if a.byDRA(node, name) {
 			continue
 		}
@@ -97,7 +89,7 @@ func (a *explainer) short(node string) string {
 func (a *explainer) claimForLimits(node *corev1.Node) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{}
 	claim.Namespace, claim.Name = a.pod.Namespace, "<limits>"
-	for _, name := range a.wantedNames() {
+	for _, name := range slices.Sorted(maps.Keys(wantedResources(a.pod))) {
 		if a.byDRA(node.Name, name) {
 			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, requestsForLimits(a.pod, name, a.classOf(name).Name)...)
 		}
@@ -157,8 +149,8 @@ func dashRune(r rune) rune {
 // limitRequests returns the requests for the pod's limits: for device plugins if any node has the
 // resource from a plugin, and for the class with the name.
 func (a *explainer) limitRequests() (out []Request) {
-	wants := a.wantedResources()
-	for _, name := range a.wantedNames() {
+	wants := wantedResources(a.pod)
+	for _, name := range slices.Sorted(maps.Keys(wants)) {
 		offered := slices.ContainsFunc(a.fleet.Resources, func(r fleet.Resource) bool { return r.Name == string(name) && r.Allocatable > 0 })
 		class := a.classOf(name)
 		if offered || class == nil {

@@ -28,7 +28,7 @@ func (p *printer) layLanes() {
 		if len(f.Links) > 0 {
 			how = "each to each"
 		}
-		p.lanes = append(p.lanes, lane{fabric: i + 1, text: fmt.Sprintf("%s, %s, %s", f.Name, p.memberText(f), how)})
+		p.lanes = append(p.lanes, lane{fabric: i + 1, text: fmt.Sprintf("%s, %s, %s", f.Name, memberText(p.inv.Tree, f), how)})
 	}
 }
 

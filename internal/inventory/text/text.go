@@ -181,18 +181,18 @@ func (p *printer) printPartial() {
 		}
 		pairs := make([]string, len(f.Links))
 		for j, link := range f.Links {
-			pairs[j] = p.short(link[0]) + "-" + p.short(link[1])
+			pairs[j] = shortName(p.inv.Tree, link[0]) + "-" + shortName(p.inv.Tree, link[1])
 		}
-		text := fmt.Sprintf("%s, %s, %s: %s", f.Name, p.memberText(f), inventory.CountNoun(len(f.Links), "link"), strings.Join(pairs, ", "))
+		text := fmt.Sprintf("%s, %s, %s: %s", f.Name, memberText(p.inv.Tree, f), inventory.CountNoun(len(f.Links), "link"), strings.Join(pairs, ", "))
 		for _, text := range p.wrapText(text, p.style.Width, "   ") {
 			p.write(text)
 		}
 	}
 }
 
-// short returns the address of a physical device, or otherwise its name.
-func (p *printer) short(silicon string) string {
-	for _, s := range p.inv.Tree.Silicon() {
+// shortName returns the address of a physical device, or otherwise its name.
+func shortName(tree *inventory.Tree, silicon string) string {
+	for _, s := range tree.Silicon() {
 		if s.Name == silicon && s.Address != "" {
 			return inventory.ShortAddress(s.Address)
 		}
@@ -201,10 +201,10 @@ func (p *printer) short(silicon string) string {
 }
 
 // memberText returns the number and kind of a fabric's members.
-func (p *printer) memberText(f *inventory.Fabric) string {
+func memberText(tree *inventory.Tree, f *inventory.Fabric) string {
 	kind := ""
-	for _, s := range p.inv.Tree.Silicon() {
-		if s.Fabric > 0 && &p.inv.Tree.Fabrics[s.Fabric-1] == f {
+	for _, s := range tree.Silicon() {
+		if s.Fabric > 0 && &tree.Fabrics[s.Fabric-1] == f {
 			if kind == "" {
 				kind = s.Kind
 			}
