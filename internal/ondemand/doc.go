@@ -22,8 +22,8 @@
 // changes, snapshots contain its devices either healthy or not created, never in between
 // ([Manager.DescribeDevices]).
 //
-// The unit is recorded before it is created. The agent removes the recorded devices (undoMade of
-// package agent) by Remove, when the ledger grants a lease on every device of the unit, no resource
+// The unit is recorded before it is created. The agent removes the recorded devices (undoLoop of
+// package changes) by Remove, when the ledger grants a lease on every device of the unit, no resource
 // of the device plugin API lists a device of the unit, and no consumer has had a device of the unit
 // for a while. The lease lasts until the devices are absent from scans. The record is removed last.
 // A record of another boot is void.

@@ -26,7 +26,7 @@
 //   - only consumers with a request for vfio can have the device, and no further changes are
 //     needed.
 //
-// The agent returns a device (giveBack of package agent) when the ledger grants a lease on all
+// The agent returns a device (undoLoop of package changes) when the ledger grants a lease on all
 // functions of the unit and no resource of the device plugin API requests passthrough. So the end
 // of a claim does not wait for a driver, and the physical device cannot be allocated until its
 // driver is back. The record is removed last. Each step reads the state of the kernel first, so a

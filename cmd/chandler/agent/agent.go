@@ -3,82 +3,47 @@ package agent
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/changes"
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/discovery/scan"
 	"chandler.dev/driver"
-	"chandler.dev/internal/disk"
-	"chandler.dev/internal/inuse"
-	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/ondemand"
-	"chandler.dev/internal/overdue"
-	"chandler.dev/internal/passthrough"
 	"chandler.dev/internal/reclaim"
-	"chandler.dev/internal/removal"
-	"chandler.dev/internal/sharing"
 	"chandler.dev/legacy"
 )
 
-// agent holds the state of a node's agent.
+// agent is the agent of a node.
 type agent struct {
 	Config
-	host           *discovery.Host
-	metrics        *telemetry.Metrics
-	ledger         *ledger.Ledger
-	passthrough    *passthrough.Manager
-	onDemand       *ondemand.Manager
-	reclaim        *reclaim.Manager
-	sharingDaemons *sharing.Manager
-	cluster        *cluster.Node
-	driver         *driver.Driver
-	devicePlugin   *legacy.Plugin
+	host         *discovery.Host
+	metrics      *telemetry.Metrics
+	settings     *liveSettings
+	watch        *hostWatch
+	ledger       *ledger.Ledger
+	changes      *changes.Manager
+	removal      *removalOrders
+	cluster      *cluster.Node
+	driver       *driver.Driver
+	devicePlugin *legacy.Plugin
+	classes      *classCheck
+	links        telemetry.LinkReader // reads the links of devices for metrics
 
-	settings        atomic.Pointer[Settings] // in force
-	rulesChanged    chan *rules.Rules        // has a value when the rules of the settings changed
-	settingsChanged chan struct{}            // has a value when the settings changed
-	labelsChanged   chan struct{}            // has a value when the labels of the node may have changed
-	firstValid      chan struct{}            // closed at the first valid configuration after the start
-	lockHeld        chan struct{}            // closed when this agent holds the lock
-	releaseLock     func()                   // releases the lock if that waits for the end of the process; keeps the lock's files open
-	configFailure   atomic.Pointer[error]    // why the newest configuration is invalid
-	configReports   chan error               // has a value to report: why the configuration is invalid, or nil
-	events          chan scan.Changes        // changes of the host's devices since the last scan
-	snapshots       chan *discovery.Snapshot // has a snapshot that was not placed yet
-
-	eventsArrive     atomic.Bool                        // the kernel's events reach the channel events
-	firstScanStarted atomic.Pointer[time.Time]          // start of the first scan
-	settledSnapshot  atomic.Pointer[discovery.Snapshot] // the devices with their settled states, nil before the first scan
-	diskUse          atomic.Pointer[map[string]string]  // why the host's use of disks prevents passthrough, by device; nil before the first scan
-	settledChanged   chan struct{}                      // has a value when settled changed
-
-	removalOrder atomic.Pointer[removal.Order] // the last removal order, nil before the first
-	orderChanged chan struct{}                 // has a value when the order changed
-	returnDue    chan struct{}                 // has a value when a device may be due for its return to its driver
-	unitIdle     chan struct{}                 // has a value when a created unit may have lost its last consumer
-	lastClaims   sync.Map                      // time of the last claim for a device, by device
-	finder       inuse.Finder                  // finds the users of devices
-	useChecks    overdue.Calls                 // checks for users of functions, by the functions' directories
-	links        telemetry.LinkReader          // reads the links of devices for metrics
-
-	placedDevices  atomic.Pointer[placement.Placed]  // nil before devices are placed
-	classResources atomic.Pointer[map[string]string] // extended resource names by DeviceClass, nil before the classes were read
-	classUnknown   chan struct{}                     // has a value when a claim had a class that is not among them
-	withoutDRA     atomic.Bool                       // the API server does not serve DRA, or the agent only reports devices
+	placedDevices atomic.Pointer[placement.Placed] // nil before devices are placed
+	withoutDRA    atomic.Bool                      // the API server does not serve DRA, or the agent only reports devices
+	lockHeld      chan struct{}                    // closed when this agent holds the lock
+	releaseLock   func()                           // releases the lock if that waits for the end of the process; keeps the lock's files open
 }
 
 // lingerLimit is the maximum time that a stopping agent waits for the next agent to take over the
@@ -97,40 +62,47 @@ func newAgent(config Config) *agent {
 		config.CDI.Files.FS, config.HostFiles.Files.FS = config.Disk, config.Disk
 	}
 	a := &agent{
-		Config:          config,
-		host:            config.Settings.ScanHost(config.FS),
-		metrics:         telemetry.NewMetrics(config.Version, config.Serve != nil),
-		rulesChanged:    make(chan *rules.Rules, 1),
-		settingsChanged: make(chan struct{}, 1),
-		labelsChanged:   make(chan struct{}, 1),
-		firstValid:      make(chan struct{}),
-		lockHeld:        make(chan struct{}),
-		configReports:   make(chan error, 1),
-		events:          make(chan scan.Changes, 1),
-		snapshots:       make(chan *discovery.Snapshot, 1),
-		settledChanged:  make(chan struct{}, 1),
-		orderChanged:    make(chan struct{}, 1),
-		returnDue:       make(chan struct{}, 1),
-		unitIdle:        make(chan struct{}, 1),
-		classUnknown:    make(chan struct{}, 1),
+		Config:   config,
+		host:     config.Settings.ScanHost(config.FS),
+		metrics:  telemetry.NewMetrics(config.Version, config.Serve != nil),
+		lockHeld: make(chan struct{}),
 	}
-	a.settings.Store(&a.Settings)
+	a.watch = newHostWatch(&a.Config, a.host)
+	a.settings = newLiveSettings(&a.Config, a.metrics, a.watch.requestScan)
+	a.classes = &classCheck{client: draclient.New(config.Client), offered: a.offeredDevices, unknown: make(chan struct{}, 1)}
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
 	a.cluster.ReadCheckpoint = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
-		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, OtherDirs: []string{earlierPassthroughDir, madeDir, earlierReclaimDir},
-		Termination: a.cluster.GracePeriod, RequestsResource: a.cluster.RequestsResource, OpenBy: a.vfioUser,
+		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true,
+		OtherDirs:   []string{changes.EarlierPassthroughDir, changes.EarlierOnDemandDir, changes.EarlierReclaimDir},
+		Termination: a.cluster.GracePeriod, RequestsResource: a.cluster.RequestsResource,
+		OpenBy: func(d *discovery.Device, own []types.UID) string { return a.changes.VFIOUser(d, own) },
 	})
-	a.Write, a.finder = a.guardWrites(config.Write), inuse.HostFinder{Host: a.host}
-	if config.HostService != nil {
-		a.finder = config.HostService
-	}
-	a.passthrough, a.onDemand = a.newPassthrough(), a.newOnDemand()
-	a.host.Hooks, a.host.RecoveryFailure, a.host.CreatedUnit = config.HookProgram, config.RecoveryFailure, a.onDemand.Has
-	a.reclaim = a.newReclaim()
-	a.ledger.AddOutput(a.reclaim)
-	a.sharingDaemons = a.newSharingDaemons()
-	a.ledger.AddOutput(a.sharingDaemons)
+	a.changes = changes.New(changes.Config{
+		Host:            a.host,
+		Families:        config.Families,
+		Ledger:          a.ledger,
+		Cluster:         a.cluster,
+		Write:           config.Write,
+		HostService:     config.HostService,
+		Programs:        config.Programs,
+		SharingPrograms: config.SharingPrograms,
+		Journal:         config.journal(),
+		StateDir:        config.StateDir,
+		SharingDir:      config.sharingDir(),
+		Reclaim:         func() []discovery.Selection[reclaim.Rule] { return a.settings.inForce().Reclaim },
+		IdleTime:        func() time.Duration { return a.settings.inForce().IdleTime },
+		DiskInterval:    config.RescanInterval,
+		Snapshot:        a.watch.settled.Load,
+		Placed:          a.placedDevices.Load,
+		RequestScan:     a.watch.requestScan,
+	})
+	a.host.Hooks, a.host.RecoveryFailure, a.host.CreatedUnit = config.HookProgram, config.RecoveryFailure, a.changes.CreatedUnit
+	a.watch.observe, a.watch.settings, a.watch.isHeld = a.metrics.ObserveScan, a.settings.inForce, a.isHeld
+	a.watch.describe, a.watch.withhold = a.changes.DescribeDevices, a.changes.Reclaim.DescribeDevices
+	a.removal = &removalOrders{config: &a.Config, ledger: a.ledger, placed: a.placedDevices.Load, pendingUndo: a.changes.PendingUndo, changed: make(chan struct{}, 1)}
+	a.ledger.AddOutput(a.changes.Reclaim)
+	a.ledger.AddOutput(a.changes.SharingDaemons)
 	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
 	a.devicePlugin = legacy.New(legacy.Config{
 		Kubelet:     config.Kubelet.DevicePlugins,
@@ -146,7 +118,7 @@ func newAgent(config Config) *agent {
 
 		AsksForBoth: a.cluster.AskForBoth,
 
-		CheckConfigured: a.checkUnderVFIO,
+		CheckConfigured: a.changes.CheckUnderVFIO,
 
 		Observe: a.metrics.ObserveDevicePlugin,
 		Tracer:  config.Tracer,
@@ -169,23 +141,17 @@ func newAgent(config Config) *agent {
 		NoMetadata:       config.NoMetadata,
 		ReadParameters:   config.ReadParameters,
 		AcceptParameters: discovery.JoinAcceptors(config.Families),
-		GoneEffect:       a.goneEffect,
+		GoneEffect:       a.settings.goneEffect,
 		Abandoned:        a.cluster.AbandonedClaims,
 		NodeClaims:       a.cluster.NodeClaims,
 		OrderDaemons:     discovery.JoinOrderers(config.Families),
-		StartDaemons:     a.sharingDaemons.Begin,
-		SharingDir:       a.sharingDir(),
-		Configure:        a.configurer(),
-		Rescan:           a.requestScan,
-		OnPrepare: func(claim *resourceapi.ResourceClaim) {
-			a.reclaim.NoteUsers(claim.UID, cluster.PodsOf(claim))
-			a.noteRequested(claim)
-		},
-		ResourceOf: a.resourceOf,
-		OnClaimEnd: func() {
-			notify(a.returnDue)
-			notify(a.unitIdle)
-		},
+		StartDaemons:     a.changes.SharingDaemons.Begin,
+		SharingDir:       config.sharingDir(),
+		Configure:        a.changes.Configurer(),
+		Rescan:           a.watch.requestScan,
+		OnPrepare:        a.changes.NoteClaim,
+		ResourceOf:       a.classes.resourceOf,
+		OnClaimEnd:       a.changes.CheckUndo,
 	})
 	return a
 }
@@ -199,7 +165,7 @@ func (a *agent) run(parent context.Context) error {
 			inForce = "No further devices are offered, because " + why
 		}
 		klog.FromContext(ctx).Error(a.ConfigError, inForce)
-		a.configReports <- a.ConfigError
+		a.settings.reports <- a.ConfigError
 	}
 	release := make(chan func(), 1)
 	group, ctx := errgroup.WithContext(ctx)
@@ -210,33 +176,34 @@ func (a *agent) run(parent context.Context) error {
 		}
 		release <- unlock
 		close(a.lockHeld)
-		a.openReclaim(ctx)
+		a.changes.LoadReclaim(ctx)
 		if a.open(ctx) {
-			a.openPassthrough(ctx)
-			a.openOnDemand(ctx)
-			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.reclaim.Run, a.sharingDaemons.Run, a.keepConfig, a.watchHost, a.watchDiskUse, a.runPlacement, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode, a.warnLeftAlone, a.checkRuntime} {
+			a.changes.OpenRecords(ctx)
+			parts := append([]func(context.Context){a.ledger.Run}, a.changes.Parts()...)
+			parts = append(parts, a.settings.save, a.watch.run, a.runPlacement, a.classes.run, a.tellPods, a.learnTerms, a.labelNode, a.warnLeftAlone, a.checkRuntime)
+			for _, part := range parts {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}
 		return nil
 	})
 	for _, informant := range a.Informants {
-		group.Go(func() error { informant.Run(ctx, a.requestScan); return nil })
+		group.Go(func() error { informant.Run(ctx, a.watch.requestScan); return nil })
 	}
 	if a.KeepHooks != nil {
 		group.Go(func() error { a.KeepHooks(ctx); return nil })
 	}
 	if a.Uevents != nil {
-		group.Go(func() error { a.listen(ctx); return nil })
+		group.Go(func() error { a.watch.listen(ctx); return nil })
 	}
 	group.Go(func() error { return a.runDRA(ctx) })
 	group.Go(func() error { a.devicePlugin.Run(ctx); return nil })
 	if a.Changes != nil {
-		group.Go(func() error { a.followChanges(ctx); return nil })
-		group.Go(func() error { a.reportInvalid(ctx); return nil })
+		group.Go(func() error { a.settings.follow(ctx); return nil })
+		group.Go(func() error { a.settings.reportInvalid(ctx); return nil })
 	}
 	if a.Orders != nil {
-		group.Go(func() error { return a.followOrders(ctx) })
+		group.Go(func() error { return a.removal.follow(ctx) })
 	}
 	if a.Serve != nil {
 		handler := a.handler()
@@ -249,7 +216,7 @@ func (a *agent) run(parent context.Context) error {
 	a.unlock(ctx, release)
 	if errors.Is(err, errLeave) && parent.Err() == nil {
 		a.Kubelet.DevicePlugins.Linger(ctx) // returns at once, because ctx has ended: no other agent follows
-		return a.leaveNode(parent)
+		return a.removal.leave(parent)
 	}
 	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
 	defer cancel()
@@ -317,7 +284,7 @@ func (a *agent) runDRA(ctx context.Context) error {
 			a.withoutDRA.Store(false)
 			return a.driver.Run(ctx)
 		}
-		if a.settings.Load().Rules.ReportOnly {
+		if a.settings.inForce().Rules.ReportOnly {
 			a.withoutDRA.Store(true)
 			waitFor(ctx, nil, modeInterval)
 			if ctx.Err() != nil {
@@ -352,10 +319,10 @@ func (a *agent) runPlacement(ctx context.Context) {
 	placement.Run(ctx, placement.Config{
 		Rules: a.Settings.Rules, Files: a.files(), StateDir: a.StateDir, Ledger: a.ledger, Cluster: a.cluster,
 		ServesDRA: a.servesDRA, Registration: a.driver.Registration,
-		Configure: a.configurer(), Accept: discovery.JoinAcceptors(a.Families),
+		Configure: a.changes.Configurer(), Accept: discovery.JoinAcceptors(a.Families),
 		DRA: a.driver, DevicePlugin: a.devicePlugin,
-		AllocationsKnown: a.isReady, Leaving: a.leavingReason, Decided: func() { notify(a.returnDue); notify(a.unitIdle) },
-		Snapshots: a.snapshots, Changes: a.rulesChanged, OrderChanged: a.orderChanged,
+		AllocationsKnown: a.isReady, Leaving: a.removal.leavingReason, Decided: a.changes.CheckUndo,
+		Snapshots: a.watch.snapshots, Changes: a.settings.rulesChanged, OrderChanged: a.removal.changed,
 		Placed: &a.placedDevices,
 	})
 }
@@ -364,37 +331,6 @@ func (a *agent) runPlacement(ctx context.Context) {
 func (a *agent) hasRecords() bool {
 	records, err := a.files().ListDir(a.recordDir())
 	return len(records) > 0 || err != nil
-}
-
-func (a *agent) files() disk.Files { return disk.Files{FS: a.Disk} }
-
-// journalConfig returns the configuration of the journal, whose records last until the next reboot.
-func (a *agent) journalConfig() journal.Config {
-	return journal.Config{Files: a.files(), Dir: filepath.Join(a.RunDir, "journal"), Boot: a.BootID}
-}
-
-func (a *agent) recordDir() string { return filepath.Join(a.StateDir, "claims") }
-
-// checkClasses logs warnings about DeviceClasses.
-func (a *agent) checkClasses(ctx context.Context) {
-	listed := func(classes []resourceapi.DeviceClass) {
-		of := resourcesOf(classes)
-		a.classResources.Store(&of)
-	}
-	check := classCheck{client: draclient.New(a.Client), offered: a.offeredDevices, listed: listed, unknown: a.classUnknown}
-	check.run(ctx)
-}
-
-// resourceOf returns the extended resource name of a DeviceClass, according to the last read of the
-// classes. If the class is unknown, resourceOf returns "" and requests another read.
-func (a *agent) resourceOf(class string) string {
-	if of := a.classResources.Load(); of != nil {
-		if resource, known := (*of)[class]; known {
-			return resource
-		}
-	}
-	notify(a.classUnknown)
-	return ""
 }
 
 // learnTerms gives the ledger the facts about pods that the ledger needs.
@@ -410,10 +346,8 @@ func (a *agent) offeredDevices() ([]rules.Offered, bool) {
 	return slices.DeleteFunc(slices.Clone(p.Snapshot.Devices), func(d rules.Offered) bool { return withheld[d.Silicon()] != "" }), true
 }
 
-// goneEffect returns the taint effect for devices that are gone.
-func (a *agent) goneEffect() resourceapi.DeviceTaintEffect {
-	return a.settings.Load().Severity.EffectOf(discovery.ConditionGone)
-}
+// isHeld reports whether a claim or a pod has the device.
+func (a *agent) isHeld(device string) bool { return a.ledger.View(nil).Has(device) }
 
 // isReady reports whether the agent has read the containers' allocations from the kubelet.
 func (a *agent) isReady() bool {

@@ -38,7 +38,7 @@ func (a *agent) awaitTurn(ctx context.Context) {
 	}
 	select {
 	case <-a.lockHeld:
-	case <-a.firstValid:
+	case <-a.settings.firstValid:
 	case <-ctx.Done():
 	}
 }

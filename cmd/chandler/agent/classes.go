@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -41,13 +42,21 @@ type classCheck struct {
 	// offered returns the devices that DRA offers, and false while they are unknown.
 	offered func() ([]rules.Offered, bool)
 
-	// listed, if set, receives all classes after each successful list.
-	listed func([]resourceapi.DeviceClass)
+	resources atomic.Pointer[map[string]string] // extended resource names by class, nil before the first list
+	unknown   chan struct{}                     // has a value when a claim has a class that is not in the last list
+	logged    map[string]bool                   // warnings that still apply
+}
 
-	// unknown has a value when a claim has a class that is not in the last list.
-	unknown <-chan struct{}
-
-	logged map[string]bool // warnings that still apply
+// resourceOf returns the extended resource name of a class, according to the last list. If the class
+// is unknown, resourceOf returns "" and requests another list.
+func (c *classCheck) resourceOf(class string) string {
+	if of := c.resources.Load(); of != nil {
+		if resource, known := (*of)[class]; known {
+			return resource
+		}
+	}
+	notify(c.unknown)
+	return ""
 }
 
 // resourcesOf returns, by class, the extended resource name that pods put in their limits. A class
@@ -96,9 +105,8 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) bool {
 		klog.FromContext(ctx).V(2).Info("DeviceClasses cannot be read", "reason", err)
 		return false
 	}
-	if c.listed != nil {
-		c.listed(classes.Items)
-	}
+	of := resourcesOf(classes.Items)
+	c.resources.Store(&of)
 	said := make(map[string]bool)
 	warn := func(message string, keysAndValues ...any) {
 		text := fmt.Sprint(message, keysAndValues)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"net/http"
+	"path/filepath"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"chandler.dev/cdi"
+	"chandler.dev/cmd/chandler/agent/changes"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/scan"
@@ -18,8 +20,8 @@ import (
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
-	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/reclaim"
 	"chandler.dev/internal/removal"
@@ -88,7 +90,7 @@ type Config struct {
 
 	// HostService writes attributes and finds the users of devices instead of this process, which
 	// then needs no privilege; see package hostservice. Optional.
-	HostService HostService
+	HostService changes.HostService
 
 	Client kubernetes.Interface
 
@@ -142,6 +144,19 @@ type Config struct {
 	// false before devices are placed. Optional.
 	ServePage func(ctx context.Context, facts func() (inventory.Facts, bool))
 }
+
+func (c *Config) files() disk.Files { return disk.Files{FS: c.Disk} }
+
+// journal returns the configuration of the journal, whose records last until the next reboot.
+func (c *Config) journal() journal.Config {
+	return journal.Config{Files: c.files(), Dir: filepath.Join(c.RunDir, "journal"), Boot: c.BootID}
+}
+
+// sharingDir returns the directory for the daemons of family programs.
+func (c *Config) sharingDir() string { return filepath.Join(c.StateDir, "sharing-daemons") }
+
+// recordDir returns the directory of the claims' files.
+func (c *Config) recordDir() string { return filepath.Join(c.StateDir, "claims") }
 
 // Settings are the administrator's settings in compiled form.
 type Settings struct {
@@ -212,19 +227,6 @@ type Kubelet struct {
 	// without a PodResources API and for IDs that no file of the host contains; see
 	// [legacy.ReadHoldings]. Optional.
 	Written func() ([]kubeletapi.Holding, error)
-}
-
-// HostService is a [hostservice.Client].
-type HostService interface {
-	inuse.Finder
-
-	// Write writes an attribute under a lease on a PCI function. It returns after the kernel has
-	// ended the write.
-	Write(lease string, function discovery.DeviceKey, name, value string) error
-
-	// Configure gives a device the wanted parameters under a lease on its PCI function. It returns after
-	// the change has ended.
-	Configure(ctx context.Context, lease string, function discovery.DeviceKey, d *discovery.Device, want discovery.Parameters) error
 }
 
 // Lock is held by one agent of a node at a time. While an upgrade surges, two agents run at once,

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -9,6 +10,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -31,7 +33,15 @@ func TestAgentTaintsMountedDisk(t *testing.T) {
 		r.families = []*discovery.Family{vfio.Family}
 		r.addBlockDevice()
 		r.File("proc/1/mountinfo", rootMount+dataMount)
-		stop := r.start()
+		config := r.config(&rules.Rules{Mode: discovery.ModeDRA})
+		config.AllEvents = true // so that a scan at the interval reads only files whose changes cause no events
+		config.Uevents = func(ctx context.Context, events chan scan.Changes) error {
+			scan.Changes{Everything: true}.Send(events)
+			<-ctx.Done()
+			return nil
+		}
+		stop := r.run(config)
+		r.offers(diskName, "")
 		const taint = diskName + " chandler.dev/unhealthy: "
 		if got := r.taint(); got != taint {
 			t.Errorf("mounted: taint %q, want %q", got, taint)

@@ -3,6 +3,18 @@
 // flags and no configuration files, has no vendor-specific code, and accesses its environment only
 // through its [Config], so that a test can run a whole agent.
 //
+// # Parts
+//
+// The type agent creates the parts and runs them. Each part can be read alone, because it gets what
+// it needs as fields and functions:
+//
+//   - hostWatch scans the host, settles the states of devices (healthStates), and sends snapshots.
+//   - liveSettings has the settings in force, and follows changes of the configuration.
+//   - changes.Manager changes devices and undoes the changes.
+//   - removalOrders follows the orders to remove Chandler from the node.
+//   - classCheck reads the DeviceClasses and warns about them.
+//   - featureFile writes the labels of the node.
+//
 // # Placement
 //
 // At any time, one API offers a physical device: DRA or the device plugin API. Package placement

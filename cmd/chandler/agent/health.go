@@ -72,25 +72,13 @@ func (a *agent) checkLive(ctx context.Context) error {
 // agent has ended. An active agent must be able to read at least part of the host. An agent that
 // started with an invalid configuration is not ready, so that a rolling upgrade stops there.
 func (a *agent) checkReady(context.Context) error {
-	if err := a.stillWrong(); err != nil {
+	if err := a.settings.stillWrong(); err != nil {
 		return fmt.Errorf("the configuration is invalid: %w", err)
 	}
 	if !a.withoutDRA.Load() && a.driver.Registration() == driver.Unanswered {
 		return errors.New("the kubelet has not answered the registration of the DRA driver yet")
 	}
-	return a.checkRead(time.Now())
-}
-
-// readPatience is how long the first successful scan may take before the agent is unready.
-const readPatience = time.Minute
-
-// checkRead returns an error if no scan has succeeded within readPatience after scanning began.
-func (a *agent) checkRead(now time.Time) error {
-	begun := a.firstScanStarted.Load()
-	if begun == nil || a.settledSnapshot.Load() != nil || now.Sub(*begun) <= readPatience {
-		return nil
-	}
-	return fmt.Errorf("nothing of the host could be read since %s", begun.Format(time.RFC3339))
+	return a.watch.checkRead(time.Now())
 }
 
 // state returns the state of the agent for its metrics.

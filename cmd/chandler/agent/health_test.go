@@ -69,14 +69,14 @@ func TestCheckRead(t *testing.T) {
 		"something read": {begun: time.Hour, read: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := &agent{}
+			w := &hostWatch{}
 			if test.begun > 0 {
-				a.firstScanStarted.Store(new(now.Add(-test.begun)))
+				w.firstStarted.Store(new(now.Add(-test.begun)))
 			}
 			if test.read {
-				a.settledSnapshot.Store(&discovery.Snapshot{})
+				w.settled.Store(&discovery.Snapshot{})
 			}
-			if err := a.checkRead(now); (err != nil) != test.fail {
+			if err := w.checkRead(now); (err != nil) != test.fail {
 				t.Errorf("got %v", err)
 			}
 		})

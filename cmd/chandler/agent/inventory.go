@@ -21,7 +21,7 @@ func (a *agent) inventoryFacts() (inventory.Facts, bool) {
 	facts := telemetry.PlacedFacts(p, a.ledger.View, a.cluster.LastListing(), a.ledger.Since)
 	facts.Notes = a.notes(a.driver.Publisher.Refusal())
 	facts.Name, facts.Version, facts.Families, facts.At = a.NodeName, a.Version, len(a.Families), time.Now()
-	if of := a.classResources.Load(); of != nil {
+	if of := a.classes.resources.Load(); of != nil {
 		facts.Installed = func(class string) bool { _, installed := (*of)[class]; return installed }
 	}
 	return facts, true
@@ -33,10 +33,10 @@ func (a *agent) notes(refusal string) (notes []inventory.Note) {
 	if refusal != "" {
 		notes = append(notes, inventory.Note{Name: "ResourceSlices", Reason: "the API server refuses them: " + refusal, Code: "CH0615"})
 	}
-	if wrong := a.configError(); wrong != nil {
+	if wrong := a.settings.configError(); wrong != nil {
 		notes = append(notes, inventory.Note{Name: "configuration", Reason: wrong.Error(), Code: "CH0703"})
 	}
-	if fields := a.outdatedFields(); len(fields) > 0 {
+	if fields := a.settings.outdatedFields(); len(fields) > 0 {
 		notes = append(notes, inventory.Note{Name: "configuration", Reason: "a change of " + strings.Join(fields, ", ") + " is in force once the agent is started again", Code: "CH0710"})
 	}
 	notes = append(notes, a.missingPrograms()...)

@@ -57,7 +57,7 @@ func TestNotesOfMissingPrograms(t *testing.T) {
 // The notes of the inventory describe the problems of the node as a whole.
 func TestInventoryNotes(t *testing.T) {
 	a := &agent{metrics: telemetry.NewMetrics("v1", true)}
-	a.settings.Store(&a.Settings)
+	a.settings = newLiveSettings(&a.Config, a.metrics, nil)
 	refusal := ""
 	names := func() (names []string) {
 		for _, note := range a.notes(refusal) {
@@ -78,10 +78,10 @@ func TestInventoryNotes(t *testing.T) {
 	a.ConfigError = errors.New("no such field")
 	expect("CH0703 configuration: no such field")
 	worse := errors.New("no such family")
-	a.configFailure.Store(&worse)
+	a.settings.failure.Store(&worse)
 	expect("CH0703 configuration: no such family")
-	a.configFailure.Store(nil)
-	a.settings.Store(&Settings{})
+	a.settings.failure.Store(nil)
+	a.settings.current.Store(&Settings{})
 	a.metrics.ObserveScan(scan.Result{Late: []string{"nvidia", "rdma"}, Hanging: 3})
 	expect("CH0310 scan: no answer in time from nvidia, rdma; their devices count as unreadable")
 	a.metrics.ObserveScan(scan.Result{Hanging: 1})

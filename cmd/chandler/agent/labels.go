@@ -32,7 +32,7 @@ func (a *agent) labelNode(ctx context.Context) {
 	for ; ctx.Err() == nil; waitFor(ctx, nil, labelInterval) {
 		switch p := a.placedDevices.Load(); {
 		case p == nil:
-		case a.settings.Load().Rules.ReportOnly:
+		case a.settings.inForce().Rules.ReportOnly:
 			f.writeLabels(ctx, none) // pods that select such nodes would get no device
 		default:
 			f.writeLabels(ctx, p.Snapshot)

@@ -21,9 +21,9 @@ const leftAloneInterval = 10 * time.Second
 // cannot end until an agent unprepares the claims.
 func (a *agent) warnLeftAlone(ctx context.Context) {
 	lastWarning := ""
-	for ; ctx.Err() == nil; waitFor(ctx, a.labelsChanged, leftAloneInterval) {
+	for ; ctx.Err() == nil; waitFor(ctx, a.settings.labelsChanged, leftAloneInterval) {
 		consumers := ""
-		if a.settings.Load().LeftAlone {
+		if a.settings.inForce().LeftAlone {
 			owners, _ := a.ledger.View(nil).Owners()
 			consumers = namesOf(owners)
 		}

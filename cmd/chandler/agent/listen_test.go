@@ -14,26 +14,26 @@ import (
 func TestListenKnowsWhetherItHears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		speak, fail := make(chan struct{}), make(chan struct{})
-		a := &agent{events: make(chan scan.Changes, 1)}
-		a.Uevents = func(_ context.Context, events chan scan.Changes) error {
+		config := &Config{Uevents: func(_ context.Context, events chan scan.Changes) error {
 			<-speak
 			events <- scan.Changes{Everything: true}
 			<-fail
 			return errors.New("no socket")
-		}
-		go a.listen(t.Context())
+		}}
+		w := newHostWatch(config, nil)
+		go w.listen(t.Context())
 		synctest.Wait()
-		if a.eventsArrive.Load() {
+		if w.eventsArrive.Load() {
 			t.Error("hears before anything was heard")
 		}
 		close(speak)
 		synctest.Wait()
-		if !a.eventsArrive.Load() || len(a.events) != 1 {
-			t.Errorf("hearing %v, %d events; want the first one handed on", a.eventsArrive.Load(), len(a.events))
+		if !w.eventsArrive.Load() || len(w.events) != 1 {
+			t.Errorf("hearing %v, %d events; want the first one handed on", w.eventsArrive.Load(), len(w.events))
 		}
 		close(fail)
 		synctest.Wait()
-		if a.eventsArrive.Load() {
+		if w.eventsArrive.Load() {
 			t.Error("hears after the socket failed")
 		}
 	})

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"io/fs"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -9,11 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"chandler.dev/cmd/chandler/agent/changes"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk/disktest"
-	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -61,7 +59,7 @@ func TestAgentReadsLaterWhatWasMade(t *testing.T) {
 		stop = m.run(config)
 		m.has(4, 10*time.Minute)
 		failing.Store(false)
-		m.has(0, refuseInterval+keepMade+5*time.Second)
+		m.has(0, changes.RetryInterval+keepMade+5*time.Second)
 		stop()
 	})
 }
@@ -91,7 +89,7 @@ func TestAgentWritesDownAgainWhatWasMade(t *testing.T) {
 		stop := m.start()
 		unprepare := m.gets(1, "first")
 		m.wipes("run/chandler/journal/create")
-		time.Sleep(refuseInterval + time.Second)
+		time.Sleep(changes.RetryInterval + time.Second)
 		stop()
 		stop = m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
 		time.Sleep(time.Minute)
@@ -99,44 +97,4 @@ func TestAgentWritesDownAgainWhatWasMade(t *testing.T) {
 		m.has(0, 2*keepMade)
 		stop()
 	})
-}
-
-// countingProc is a host that counts how often the open files of a process are listed.
-type countingProc struct {
-	fs.FS
-
-	listed int
-}
-
-func (c *countingProc) ReadDir(name string) ([]fs.DirEntry, error) {
-	if name == "proc/47/fd" {
-		c.listed++
-	}
-	return fs.ReadDir(c.FS, name)
-}
-func (c *countingProc) ReadLink(name string) (string, error)   { return fs.ReadLink(c.FS, name) }
-func (c *countingProc) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(c.FS, name) }
-func (c *countingProc) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(c.FS, name) }
-
-// The open files of all processes are read once for all functions that are removed together, or
-// that are bound to vfio together.
-func TestFunctionsAreLookedUpTogether(t *testing.T) {
-	k := passthroughtest.New(t)
-	var functions []sysfs.Device
-	for _, address := range []string{"0000:03:00.0", "0000:03:00.1", "0000:03:00.2"} {
-		k.Add(address, "vfio-pci", address[len(address)-1:])
-		functions = append(functions, sysfs.At(nil, passthroughtest.Source(address)))
-	}
-	k.OpenNode("47", "qemu", "/dev/vfio/2")
-	counting := &countingProc{FS: k.FS()}
-	a := &agent{finder: inuse.HostFinder{Host: &discovery.Host{FS: counting}}}
-	if err := a.checkUse(false, functions[:2]...); err != nil {
-		t.Error(err)
-	}
-	if err := a.checkUse(false, functions...); err == nil || !strings.HasPrefix(err.Error(), "0000:03:00.2: in use: /dev/vfio/2: process 47 (qemu)") {
-		t.Error(err)
-	}
-	if counting.listed != 2 {
-		t.Errorf("the open files were listed %d times for two calls", counting.listed)
-	}
 }

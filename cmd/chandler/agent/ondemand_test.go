@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/changes"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/rdma"
 	"chandler.dev/discovery/families/sriovnet"
@@ -433,7 +434,7 @@ func TestAgentKeepsVirtualFunctionsInUse(t *testing.T) {
 		m.File(flags, "0x1003\n") // an administrator set the interface up
 		m.has(4, time.Hour)
 		m.File(flags, "0x1002\n")
-		m.has(0, refuseInterval+5*time.Second)
+		m.has(0, changes.RetryInterval+5*time.Second)
 		stop()
 	})
 }

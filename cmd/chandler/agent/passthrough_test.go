@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/cmd/chandler/agent/changes"
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
@@ -202,8 +203,8 @@ func TestAgentRebinds(t *testing.T) {
 
 		r.OpenNode("47", "qemu", "/dev/vfio/3")
 		r.unprepare(vm)
-		// What follows happens between two attempts to return the device, which are refuseInterval apart.
-		r.bound("vfio-pci", time.Minute+refuseInterval/2)
+		// What follows happens between two attempts to return the device, which are changes.RetryInterval apart.
+		r.bound("vfio-pci", time.Minute+changes.RetryInterval/2)
 		r.refuses(pod, "it is not returned to driver nvme: function 0000:03:00.0: in use: /dev/vfio/3: process 47 (qemu) has it open")
 		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
 			t.Errorf("taint %q while it is not returned", got)
@@ -220,7 +221,7 @@ func TestAgentRebinds(t *testing.T) {
 		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio") // the claim's own pod has it open
 		r.unprepare(again)
 		r.EndProcess("48")
-		r.bound("nvme", refuseInterval+time.Second)
+		r.bound("nvme", changes.RetryInterval+time.Second)
 		r.gives(pod, diskNode)
 		r.refuses(vm, "claim default/pod")
 		r.unprepare(pod)
@@ -269,7 +270,7 @@ func TestAgentRestartsWithDevicesUnderVFIO(t *testing.T) {
 		stop = r.start()
 		r.refuses(pod, "process 47 (qemu)")
 		r.EndProcess("47")
-		r.bound("nvme", refuseInterval+time.Second)
+		r.bound("nvme", changes.RetryInterval+time.Second)
 		r.gives(pod, diskNode)
 		stop()
 	})
@@ -284,7 +285,7 @@ func TestAgentRewritesPassthroughRecords(t *testing.T) {
 		vm := r.claim("vm", "vfio")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
 		r.wipes("run/chandler/journal/rebind")
-		time.Sleep(refuseInterval + time.Second)
+		time.Sleep(changes.RetryInterval + time.Second)
 		stop()
 		stop = r.start()
 		r.unprepare(vm)
@@ -320,7 +321,7 @@ func TestAgentIsKilledDuringPassthrough(t *testing.T) {
 						r.bound("vfio-pci", time.Minute)
 					}
 					r.unprepare(vm)
-					r.bound("nvme", refuseInterval+time.Second)
+					r.bound("nvme", changes.RetryInterval+time.Second)
 					r.gives(pod, diskNode)
 					stop()
 				})
@@ -345,7 +346,7 @@ func TestAgentIsRefusedByADriver(t *testing.T) {
 		}
 		r.refuses(pod, "it is not returned to driver nvme: driver nvme did not take it")
 		r.RefuseProbes("nvme", nil)
-		r.bound("nvme", refuseInterval+time.Second)
+		r.bound("nvme", changes.RetryInterval+time.Second)
 		r.gives(pod, diskNode)
 		r.offers(diskName, "")
 		if got := r.taint(); got != "" {
@@ -524,7 +525,7 @@ func TestAgentThatMayNotGiveBack(t *testing.T) {
 		r.refuses(pod, "the agent may not change the host")
 		stop()
 		stop = r.start()
-		r.bound("nvme", refuseInterval)
+		r.bound("nvme", changes.RetryInterval)
 		r.gives(pod, diskNode)
 		stop()
 	})

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,8 +12,6 @@ import (
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
-	"chandler.dev/discovery/sysfs"
-	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -137,30 +134,5 @@ func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
 			r.bound("nvme", 2*time.Second)
 		}
 		stop()
-	})
-}
-
-// A check for processes that hangs delays calls by ten seconds once, and then not until it ends.
-func TestLookThatHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := &agent{}
-		function, other := sysfs.At(nil, "sys/f"), sysfs.At(nil, "sys/other")
-		hangs := make(chan struct{})
-		used := errors.New("in use")
-		look := func(inuse.Options) error { <-hangs; return used }
-		for _, want := range []time.Duration{lookLimit, 0, 0} {
-			began := time.Now()
-			if err := a.checkLimited(function, look); err == nil || errors.Is(err, used) || time.Since(began) != want {
-				t.Errorf("after %s: %v, want %s", time.Since(began), err, want)
-			}
-		}
-		if err := a.checkLimited(other, func(inuse.Options) error { return nil }); err != nil {
-			t.Error(err)
-		}
-		close(hangs)
-		synctest.Wait()
-		if err := a.checkLimited(function, look); !errors.Is(err, used) {
-			t.Error(err)
-		}
 	})
 }

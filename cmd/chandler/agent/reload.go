@@ -7,13 +7,17 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/cmd/chandler/agent/statefile"
+	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/podevents"
 )
 
@@ -28,64 +32,98 @@ const KeptLabels = "labels.json"
 // keepInterval is how often a file that could not be written, or was removed, is written again.
 const keepInterval = 30 * time.Second
 
-// keepConfig saves the configuration in force, until the context ends.
-func (a *agent) keepConfig(ctx context.Context) {
+// liveSettings are the settings in force. They follow the changes of the configuration.
+type liveSettings struct {
+	config      *Config // has the settings at the start
+	metrics     *telemetry.Metrics
+	requestScan func() // begins a scan, to settle the states of devices by a new severity
+
+	current atomic.Pointer[Settings]
+	failure atomic.Pointer[error] // why the newest configuration is invalid
+
+	rulesChanged  chan *rules.Rules // has a value when the rules of the settings changed
+	changed       chan struct{}     // has a value when the settings changed
+	labelsChanged chan struct{}     // has a value when the labels of the node may have changed
+	firstValid    chan struct{}     // closed at the first valid configuration after the start
+	reports       chan error        // has a value to report: why the configuration is invalid, or nil
+}
+
+// newLiveSettings returns the settings at the start.
+func newLiveSettings(config *Config, metrics *telemetry.Metrics, requestScan func()) *liveSettings {
+	s := &liveSettings{
+		config: config, metrics: metrics, requestScan: requestScan, rulesChanged: make(chan *rules.Rules, 1), changed: make(chan struct{}, 1),
+		labelsChanged: make(chan struct{}, 1), firstValid: make(chan struct{}), reports: make(chan error, 1),
+	}
+	s.current.Store(&config.Settings)
+	return s
+}
+
+// inForce returns the settings in force.
+func (s *liveSettings) inForce() *Settings { return s.current.Load() }
+
+// goneEffect returns the taint effect for devices that are gone.
+func (s *liveSettings) goneEffect() resourceapi.DeviceTaintEffect {
+	return s.inForce().Severity.EffectOf(discovery.ConditionGone)
+}
+
+// save saves the configuration in force, until the context ends.
+func (s *liveSettings) save(ctx context.Context) {
 	memoOf := func(name string) *statefile.File {
-		return statefile.Open(ctx, a.files(), filepath.Join(a.StateDir, name), func([]byte) error { return nil })
+		return statefile.Open(ctx, s.config.files(), filepath.Join(s.config.StateDir, name), func([]byte) error { return nil })
 	}
 	config, labels := memoOf(KeptConfig), memoOf(KeptLabels)
 	for ctx.Err() == nil {
-		settings := a.settings.Load()
+		settings := s.inForce()
 		if settings.Text != nil {
 			config.Write(ctx, settings.Text)
 		}
 		if data, err := json.Marshal(settings.Labels); err == nil && settings.Labels != nil { // Marshal cannot fail here
 			labels.Write(ctx, data)
 		}
-		waitFor(ctx, a.settingsChanged, keepInterval)
+		waitFor(ctx, s.changed, keepInterval)
 	}
 }
 
-// followChanges puts changed settings in force until the context ends. If a configuration is
+// follow puts changed settings in force until the context ends. If a configuration is
 // invalid, the previous one stays in force.
-func (a *agent) followChanges(ctx context.Context) {
+func (s *liveSettings) follow(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case change := <-a.Changes:
-			a.applyChange(ctx, change)
+		case change := <-s.config.Changes:
+			s.applyChange(ctx, change)
 		}
 	}
 }
 
-func (a *agent) applyChange(ctx context.Context, change Change) {
-	a.metrics.RecordReload(change.Err)
-	replace(a.configReports, change.Err)
+func (s *liveSettings) applyChange(ctx context.Context, change Change) {
+	s.metrics.RecordReload(change.Err)
+	replace(s.reports, change.Err)
 	if change.Err != nil {
-		a.configFailure.Store(&change.Err)
+		s.failure.Store(&change.Err)
 		klog.FromContext(ctx).Error(change.Err, "The new configuration is invalid; the previous one remains in effect")
 		return
 	}
-	a.configFailure.Store(nil)
-	before := a.settings.Swap(&change.Settings)
-	notify(a.settingsChanged)
-	notify(a.labelsChanged)
-	if before == &a.Settings {
-		close(a.firstValid)
+	s.failure.Store(nil)
+	before := s.current.Swap(&change.Settings)
+	notify(s.changed)
+	notify(s.labelsChanged)
+	if before == &s.config.Settings {
+		close(s.firstValid)
 	}
 	if change.Settings.Rules == before.Rules {
 		return // the node's labels changed, but no setting depends on them
 	}
 	klog.FromContext(ctx).Info("The configuration changed")
-	a.warnOutdated(ctx)
-	replace(a.rulesChanged, change.Settings.Rules)
-	a.requestScan() // to settle the states of devices by the new severity
+	s.warnOutdated(ctx)
+	replace(s.rulesChanged, change.Settings.Rules)
+	s.requestScan()
 }
 
 // outdatedFields returns the changed fields of the configuration that need a restart of the agent.
-func (a *agent) outdatedFields() (fields []string) {
-	started, now := &a.Settings, a.settings.Load()
+func (s *liveSettings) outdatedFields() (fields []string) {
+	started, now := &s.config.Settings, s.inForce()
 	for _, field := range []struct {
 		name string
 		same bool
@@ -107,9 +145,9 @@ func (a *agent) outdatedFields() (fields []string) {
 }
 
 // warnOutdated logs the changes that need a restart of the agent.
-func (a *agent) warnOutdated(ctx context.Context) {
-	fields := a.outdatedFields()
-	a.metrics.RecordOutdated(len(fields) > 0)
+func (s *liveSettings) warnOutdated(ctx context.Context) {
+	fields := s.outdatedFields()
+	s.metrics.RecordOutdated(len(fields) > 0)
 	if len(fields) > 0 {
 		klog.FromContext(ctx).Info("Warning: the configuration changed in what is in force only once the agent is started again; all else is in force now", "fields", fields)
 	}
@@ -117,49 +155,49 @@ func (a *agent) warnOutdated(ctx context.Context) {
 
 // stillWrong returns the error in the configuration. It returns nil if the configuration at the
 // start was valid, or if a valid one has arrived since.
-func (a *agent) stillWrong() error {
-	if a.settings.Load() != &a.Settings || a.ConfigError == nil {
+func (s *liveSettings) stillWrong() error {
+	if s.inForce() != &s.config.Settings || s.config.ConfigError == nil {
 		return nil
 	}
-	if since := a.configFailure.Load(); since != nil {
+	if since := s.failure.Load(); since != nil {
 		return *since
 	}
-	return a.ConfigError
+	return s.config.ConfigError
 }
 
 // configError returns the error that prevents the newest configuration from taking effect, nil if
 // it is in force.
-func (a *agent) configError() error {
-	if why := a.configFailure.Load(); why != nil {
+func (s *liveSettings) configError() error {
+	if why := s.failure.Load(); why != nil {
 		return *why
 	}
-	return a.stillWrong()
+	return s.stillWrong()
 }
 
 // complainInterval is the time until an Event is retried.
 const complainInterval = 10 * time.Second
 
 // reportInvalid reports an invalid configuration in Events of the agent's own pod.
-func (a *agent) reportInvalid(ctx context.Context) {
-	namespace, name, isPod := strings.Cut(a.Pod, "/")
+func (s *liveSettings) reportInvalid(ctx context.Context) {
+	namespace, name, isPod := strings.Cut(s.config.Pod, "/")
 	if !isPod {
 		return
 	}
-	pod := podevents.Pod{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, UID: a.PodUID}
+	pod := podevents.Pod{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, UID: s.config.PodUID}
 	var again <-chan time.Time
 	var wrong error
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case wrong = <-a.configReports:
+		case wrong = <-s.reports:
 		case <-again:
 		}
 		again = nil
 		if wrong == nil {
 			continue
 		}
-		if err := podevents.TellOfConfig(ctx, a.StatusClient, a.NodeName, &pod, wrong); err != nil {
+		if err := podevents.TellOfConfig(ctx, s.config.StatusClient, s.config.NodeName, &pod, wrong); err != nil {
 			klog.FromContext(ctx).V(2).Info("The Event about the configuration is not written yet", "reason", err.Error())
 			again = time.After(complainInterval)
 		}

@@ -15,7 +15,6 @@ import (
 	"chandler.dev/cmd/chandler/agent/telemetry"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/reclaim"
@@ -27,8 +26,9 @@ func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
 	first := &rules.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: telemetry.NewMetrics("v1", true), rulesChanged: make(chan *rules.Rules, 1), events: make(chan scan.Changes, 1), configReports: make(chan error, 1), firstValid: make(chan struct{})}
-	a.settings.Store(&a.Settings)
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: telemetry.NewMetrics("v1", true)}
+	scans := 0
+	a.settings = newLiveSettings(&a.Config, a.metrics, func() { scans++ })
 	handler := a.metrics.Handler(telemetry.State{
 		Features:   func() []features.Feature { return nil },
 		Prepared:   func() int { return 0 },
@@ -45,18 +45,18 @@ func TestChange(t *testing.T) {
 	}
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1")
 
-	a.applyChange(ctx, Change{Err: errors.New("exclude[0].cel: no such field")})
+	a.settings.applyChange(ctx, Change{Err: errors.New("exclude[0].cel: no such field")})
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 0")
 	if len(log) != 1 || !strings.Contains(log[0], "exclude[0].cel: no such field") {
 		t.Errorf("logged %q", log)
 	}
-	if a.settings.Load().Rules != first || len(a.rulesChanged) > 0 {
+	if a.settings.inForce().Rules != first || len(a.settings.rulesChanged) > 0 {
 		t.Error("the rules are others though the configuration is invalid")
 	}
 
 	log = nil
 	second := Settings{Rules: &rules.Rules{}, Severity: discovery.Severity{discovery.ConditionGone: "NoExecute"}, Roots: map[string]string{"nvidia": "/run/driver"}}
-	a.applyChange(ctx, Change{Settings: second})
+	a.settings.applyChange(ctx, Change{Settings: second})
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1", "chandler_config_restart_needed 1")
 	if notes := a.notes(""); len(notes) != 1 || notes[0].Code != "CH0710" || !strings.Contains(notes[0].Reason, "a change of driverRoots is in force once") {
 		t.Errorf("the page says %+v", notes)
@@ -67,12 +67,12 @@ func TestChange(t *testing.T) {
 	if len(log) != 2 || !strings.Contains(log[1], "once the agent is started again") || !strings.Contains(log[1], `"fields"=["driverRoots"]`) {
 		t.Errorf("logged %q", log)
 	}
-	if rules := <-a.rulesChanged; rules != second.Rules || a.settings.Load().Severity.EffectOf(discovery.ConditionGone) != "NoExecute" || len(a.events) != 1 {
+	if rules := <-a.settings.rulesChanged; rules != second.Rules || a.settings.inForce().Severity.EffectOf(discovery.ConditionGone) != "NoExecute" || scans != 1 {
 		t.Error("the new settings are not in force")
 	}
 
 	log = nil
-	a.applyChange(ctx, Change{Settings: Settings{Rules: first}})
+	a.settings.applyChange(ctx, Change{Settings: Settings{Rules: first}})
 	if len(log) != 1 || len(a.notes("")) > 0 {
 		t.Errorf("logged %q, the page says %+v", log, a.notes(""))
 	}
@@ -80,16 +80,16 @@ func TestChange(t *testing.T) {
 
 	log = nil
 	third := Settings{Rules: &rules.Rules{}, Passthrough: everything, VirtualFunctions: []discovery.Selection[int]{{Expression: "true"}}, Partition: []discovery.Selection[struct{}]{{Expression: "true"}}}
-	a.applyChange(ctx, Change{Settings: third})
+	a.settings.applyChange(ctx, Change{Settings: third})
 	if want := `"fields"=["passthrough" "onDemand.virtualFunctions" "onDemand.partitions"]`; len(log) != 2 || !strings.Contains(strings.ReplaceAll(log[1], ",", " "), want) {
 		t.Errorf("logged %q, want %s", log, want)
 	}
-	a.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Pools: true}})
-	if fields := a.outdatedFields(); !slices.Equal(fields, []string{"resources.sriov"}) {
+	a.settings.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Pools: true}})
+	if fields := a.settings.outdatedFields(); !slices.Equal(fields, []string{"resources.sriov"}) {
 		t.Errorf("after the first pool of the SR-IOV plugin, a restart is needed for %q", fields)
 	}
-	a.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Reclaim: []discovery.Selection[reclaim.Rule]{{Expression: "true"}}, IdleTime: time.Minute}})
-	if fields := a.outdatedFields(); len(fields) > 0 {
+	a.settings.applyChange(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Reclaim: []discovery.Selection[reclaim.Rule]{{Expression: "true"}}, IdleTime: time.Minute}})
+	if fields := a.settings.outdatedFields(); len(fields) > 0 {
 		t.Errorf("a restart is needed for %q", fields)
 	}
 }

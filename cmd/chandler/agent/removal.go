@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,6 +17,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
@@ -38,85 +40,81 @@ type orderState struct {
 	lastReport removal.Report
 }
 
-// followOrders withholds all devices while an order is in force, and reports the progress. It
-// returns [errLeave] once an order to remove Chandler is in force and no device is allocated.
-func (a *agent) followOrders(ctx context.Context) error {
-	var o orderState
+// removalOrders follows the orders to remove Chandler from the node.
+type removalOrders struct {
+	config      *Config
+	ledger      *ledger.Ledger
+	placed      func() *placement.Placed  // nil before devices are placed
+	pendingUndo func(*ledger.View) string // the first change of a device that is not undone yet, or ""
+
+	order   atomic.Pointer[removal.Order] // the last order, nil before the first
+	changed chan struct{}                 // has a value when the order changed
+}
+
+// follow withholds all devices while an order is in force, and reports the progress. It returns
+// [errLeave] once an order to remove Chandler is in force and no device is allocated.
+func (o *removalOrders) follow(ctx context.Context) error {
+	var state orderState
 	for {
 		var tick <-chan time.Time
-		if o.order.Phase != removal.None || o.lastReport.State != "" && o.lastReport.State != removal.Offering {
+		if state.order.Phase != removal.None || state.lastReport.State != "" && state.lastReport.State != removal.Offering {
 			tick = time.After(reportInterval)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case order := <-a.Orders:
+		case order := <-o.config.Orders:
 			klog.FromContext(ctx).Info("Removal of Chandler", "order", cmp.Or(order.String(), "none"))
-			o.order, o.expires = order, time.Now().Add(removal.Patience)
+			state.order, state.expires = order, time.Now().Add(removal.Patience)
 		case <-tick:
 		}
-		if o.order.Phase == removal.Withhold && time.Now().After(o.expires) {
-			klog.FromContext(ctx).Info("The order to withhold everything was not renewed; it is in force no longer", "order", o.order.String())
-			o.order = removal.Order{}
+		if state.order.Phase == removal.Withhold && time.Now().After(state.expires) {
+			klog.FromContext(ctx).Info("The order to withhold everything was not renewed; it is in force no longer", "order", state.order.String())
+			state.order = removal.Order{}
 		}
-		order := o.order
-		if before := a.removalOrder.Swap(&order); before == nil || *before != order {
-			notify(a.orderChanged)
+		order := state.order
+		if before := o.order.Swap(&order); before == nil || *before != order {
+			notify(o.changed)
 		}
-		report := a.removalReport(o.order)
-		a.sendReport(ctx, &o, report)
-		if o.order.Phase == removal.Remove && report.State == removal.Withheld {
+		report := o.reportOn(state.order)
+		o.sendReport(ctx, &state, report)
+		if state.order.Phase == removal.Remove && report.State == removal.Withheld {
 			return errLeave
 		}
 	}
 }
 
 // leavingReason returns why all devices are withheld, or "" without an order.
-func (a *agent) leavingReason() string {
-	if o := a.removalOrder.Load(); o != nil && o.Phase != removal.None {
+func (o *removalOrders) leavingReason() string {
+	if order := o.order.Load(); order != nil && order.Phase != removal.None {
 		return "Chandler is being removed"
 	}
 	return ""
 }
 
-// removalReport returns the report for an order.
-func (a *agent) removalReport(o removal.Order) removal.Report {
-	r := removal.Report{ID: o.ID, State: removal.Offering}
-	if o.Phase == removal.None {
+// reportOn returns the report for an order.
+func (o *removalOrders) reportOn(order removal.Order) removal.Report {
+	r := removal.Report{ID: order.ID, State: removal.Offering}
+	if order.Phase == removal.None {
 		return r
 	}
-	if p := a.placedDevices.Load(); p == nil || !p.IsLeaving {
+	if p := o.placed(); p == nil || !p.IsLeaving {
 		r.State, r.Detail = removal.Waiting, "not everything is withheld yet"
 		return r
 	}
-	view := a.ledger.View(nil)
+	view := o.ledger.View(nil)
 	owners, ending := view.Owners()
 	switch {
 	case len(owners) > 0:
 		r.State, r.Detail = removal.InUse, namesOf(owners)
 	case len(ending) > 0:
 		r.State, r.Detail = removal.Waiting, "the kubelet has just ended "+namesOf(ending)
-	case len(a.passthrough.LeftUnits()) > 0:
-		left := a.passthrough.LeftUnits()[0]
-		r.State, r.Detail = removal.Waiting, withReason(fmt.Sprintf("device %s is not returned to its driver yet", left.Devices[0]), view.KeptReason(left.Devices...), left.Err)
-	case len(a.onDemand.CreatedUnits()) > 0:
-		made := a.onDemand.CreatedUnits()[0]
-		r.State, r.Detail = removal.Waiting, withReason(fmt.Sprintf("%s was created on demand and is not removed yet", made.Unit), view.KeptReason(made.Devices...), made.Err)
 	default:
-		r.State = removal.Withheld
+		if r.State, r.Detail = removal.Withheld, o.pendingUndo(view); r.Detail != "" {
+			r.State = removal.Waiting
+		}
 	}
 	return r
-}
-
-// withReason appends to the text of a pending step which consumer delays it, or its last error.
-func withReason(text, kept string, failed error) string {
-	switch {
-	case kept != "":
-		return text + ": it is in use by " + kept
-	case failed != nil:
-		return text + ": " + failed.Error()
-	}
-	return text
 }
 
 // namesOf joins the names of owners, at most maxNames.
@@ -142,33 +140,29 @@ const maxNames = 20
 
 // sendReport sends a report that differs from the last one. After an error, the next tick sends it
 // again.
-func (a *agent) sendReport(ctx context.Context, o *orderState, r removal.Report) {
-	if r == o.lastReport || r.State == removal.Offering && o.lastReport.State == "" {
+func (o *removalOrders) sendReport(ctx context.Context, state *orderState, r removal.Report) {
+	if r == state.lastReport || r.State == removal.Offering && state.lastReport.State == "" {
 		return
 	}
-	if err := a.tell(ctx, r); err != nil {
+	namespace, name, _ := strings.Cut(o.config.Pod, "/")
+	if err := removal.Tell(ctx, o.config.StatusClient, namespace, name, r); err != nil {
 		klog.FromContext(ctx).Info("The order of removal is not answered yet", "state", r.State, "reason", err.Error())
 		return
 	}
-	o.lastReport = r
+	state.lastReport = r
 }
 
-func (a *agent) tell(ctx context.Context, r removal.Report) error {
-	namespace, name, _ := strings.Cut(a.Pod, "/")
-	return removal.Tell(ctx, a.StatusClient, namespace, name, r)
-}
-
-// leaveNode removes the agent's data from the node and the API server, after the parts of the agent
+// leave removes the agent's data from the node and the API server, after the parts of the agent
 // have ended, and waits until the agent's pod is deleted. If a device was allocated before the
-// parts had ended, or if the order is withdrawn, leaveNode returns an error: the next process
+// parts had ended, or if the order is withdrawn, leave returns an error: the next process
 // offers all devices again.
-func (a *agent) leaveNode(ctx context.Context) error {
-	report := removal.Report{ID: a.removalOrder.Load().ID, State: removal.Removed}
-	if owners, ending := a.ledger.View(nil).Owners(); len(owners)+len(ending) > 0 {
+func (o *removalOrders) leave(ctx context.Context) error {
+	report := removal.Report{ID: o.order.Load().ID, State: removal.Removed}
+	if owners, ending := o.ledger.View(nil).Owners(); len(owners)+len(ending) > 0 {
 		return fmt.Errorf("a device was allocated meanwhile, %s: %w", namesOf(slices.Concat(owners, ending)), errWithdrawn)
 	}
 	cleaning, cancel := context.WithTimeout(ctx, cleanPatience)
-	err := a.clean(cleaning)
+	err := o.clean(cleaning)
 	cancel()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Chandler is not removed")
@@ -178,26 +172,26 @@ func (a *agent) leaveNode(ctx context.Context) error {
 	}
 	serving, end := context.WithCancel(ctx)
 	defer end()
-	if a.Serve != nil {
+	if o.config.Serve != nil {
 		well := func(context.Context) error { return nil }
 		go func() {
-			if err := a.Serve(serving, healthMux(a.Version, well, well)); err != nil {
+			if err := o.config.Serve(serving, healthMux(o.config.Version, well, well)); err != nil {
 				klog.FromContext(ctx).Error(err, "Probes of the pod are not answered")
 			}
 		}()
 	}
-	return a.repeatReport(ctx, report)
+	return o.repeatReport(ctx, report)
 }
 
 // repeatReport repeats the report until the pod is deleted, or returns errWithdrawn after another order.
-func (a *agent) repeatReport(ctx context.Context, report removal.Report) error {
-	o := orderState{order: *a.removalOrder.Load()}
+func (o *removalOrders) repeatReport(ctx context.Context, report removal.Report) error {
+	state := orderState{order: *o.order.Load()}
 	for {
-		a.sendReport(ctx, &o, report)
+		o.sendReport(ctx, &state, report)
 		select {
 		case <-ctx.Done():
 			return nil
-		case order := <-a.Orders:
+		case order := <-o.config.Orders:
 			if order.Phase != removal.Remove || order.ID != report.ID {
 				return fmt.Errorf("the order to remove Chandler was taken back: %w", errWithdrawn)
 			}
@@ -210,9 +204,9 @@ var errWithdrawn = errors.New("starting again")
 
 // clean removes the data that outlives an agent: ResourceSlices, files for the next agent, CDI
 // specs, the feature file, and sockets without a listener.
-func (a *agent) clean(ctx context.Context) error {
-	errs := []error{a.deleteSlices(ctx)}
-	files := a.files()
+func (o *removalOrders) clean(ctx context.Context) error {
+	errs := []error{o.deleteSlices(ctx)}
+	files := o.config.files()
 	removeAll := func(dir, prefix string) {
 		entries, err := files.ListDir(dir)
 		errs = append(errs, err)
@@ -222,30 +216,30 @@ func (a *agent) clean(ctx context.Context) error {
 			}
 		}
 	}
-	if a.FeatureDir != "" {
-		errs = append(errs, files.Remove(filepath.Join(a.FeatureDir, featureName)))
+	if o.config.FeatureDir != "" {
+		errs = append(errs, files.Remove(filepath.Join(o.config.FeatureDir, featureName)))
 	}
-	removeAll(a.CDI.Path, discovery.Domain+"-")
-	removeAll(filepath.Join(a.KubeletRoot, "plugins_registry"), discovery.Domain+"-")
-	errs = append(errs, files.RemoveAll(a.StateDir), a.cleanRunDir(files))
+	removeAll(o.config.CDI.Path, discovery.Domain+"-")
+	removeAll(filepath.Join(o.config.KubeletRoot, "plugins_registry"), discovery.Domain+"-")
+	errs = append(errs, files.RemoveAll(o.config.StateDir), o.cleanRunDir(files))
 	return errors.Join(errs...)
 }
 
 // cleanRunDir empties the directory on tmpfs. The directory itself is a mount point and remains.
-func (a *agent) cleanRunDir(files disk.Files) error {
-	entries, err := files.ListDir(a.RunDir)
+func (o *removalOrders) cleanRunDir(files disk.Files) error {
+	entries, err := files.ListDir(o.config.RunDir)
 	errs := []error{err}
 	for _, entry := range entries {
-		errs = append(errs, files.RemoveAll(filepath.Join(a.RunDir, entry.Name())))
+		errs = append(errs, files.RemoveAll(filepath.Join(o.config.RunDir, entry.Name())))
 	}
 	return errors.Join(errs...)
 }
 
 // deleteSlices deletes the ResourceSlices of the node, including the taints of devices.
-func (a *agent) deleteSlices(ctx context.Context) error {
-	client := draclient.New(a.Client).ResourceSlices()
+func (o *removalOrders) deleteSlices(ctx context.Context) error {
+	client := draclient.New(o.config.Client).ResourceSlices()
 	list, err := client.List(ctx, metav1.ListOptions{
-		FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + discovery.Domain + "," + resourceapi.ResourceSliceSelectorNodeName + "=" + a.NodeName,
+		FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + discovery.Domain + "," + resourceapi.ResourceSliceSelectorNodeName + "=" + o.config.NodeName,
 	})
 	if apierrors.IsNotFound(err) { // an API server without DRA
 		return nil

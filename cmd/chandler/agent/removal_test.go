@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/cdi/hook"
+	"chandler.dev/cmd/chandler/agent/changes"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
@@ -179,7 +180,7 @@ func TestRemovalWhileDevicesAreKept(t *testing.T) {
 				h.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not returned to its driver yet: it is in use by claim default/old, which has ended: " + node + ": process 47 (train) has it open"})
 				h.EndProcess("47")
 			}
-			time.Sleep(2 * refuseInterval)
+			time.Sleep(2 * changes.RetryInterval)
 			h.answers(removal.Report{ID: "a", State: removal.Removed})
 		})
 	}
@@ -200,7 +201,7 @@ func TestRemovalWaitsForDrivers(t *testing.T) {
 		time.Sleep(time.Minute)
 		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not returned to its driver yet: it is not returned to driver nvme: driver nvme did not take it: function " + diskFunction + `: bind it to nvme: write "` + diskFunction + `" to /sys/bus/pci/drivers/nvme/bind: no such device`})
 		r.RefuseProbes("nvme", nil)
-		time.Sleep(refuseInterval)
+		time.Sleep(changes.RetryInterval)
 		r.answers(removal.Report{ID: "a", State: removal.Removed})
 		if r.Driver(diskFunction) != "nvme" {
 			t.Errorf("driver %q", r.Driver(diskFunction))
@@ -253,5 +254,25 @@ func TestRemovalUnbindsResources(t *testing.T) {
 		give(removal.Order{}) // the removal failed
 		r.bound("vfio-pci", time.Minute)
 		r.offers("", "example.com/disk")
+	})
+}
+
+// An agent that leaves removes devices that were created on demand at once, although consumers of
+// devices may return within the idle time.
+func TestRemovalOfCreatedDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMakes(t)
+		give, _ := m.orders(m.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		m.offers(virtuals, "")
+		m.gets(1, "first")()
+		m.has(4, 0)
+		hangs := make(chan struct{})
+		m.HangVirtual(physicalFunction, hangs)
+		give(removal.Order{Phase: removal.Remove, ID: "a"})
+		m.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "pci-0000-03-00-0 was created on demand and is not removed yet"})
+		close(hangs)
+		time.Sleep(keepMade / 4)
+		m.answers(removal.Report{ID: "a", State: removal.Removed})
+		m.has(0, 0)
 	})
 }

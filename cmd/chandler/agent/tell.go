@@ -24,7 +24,7 @@ func (a *agent) tellPods(ctx context.Context) {
 		File:   filepath.Join(a.StateDir, "events.json"),
 		Files:  a.files(),
 		InUse: func() ([]podevents.Device, bool) {
-			settled, placed := a.settledSnapshot.Load(), a.placedDevices.Load()
+			settled, placed := a.watch.settled.Load(), a.placedDevices.Load()
 			if settled == nil || placed == nil || !a.isReady() {
 				return nil, false
 			}
@@ -33,11 +33,11 @@ func (a *agent) tellPods(ctx context.Context) {
 				return a.driver.HealthOf(&device, found, settled.Gone, c, r)
 			}
 			view := a.ledger.View(&ledger.Present{Snapshot: placed.Snapshot})
-			return devicesInUse(settled, a.goneEffect(), view, health), true
+			return devicesInUse(settled, a.settings.goneEffect(), view, health), true
 		},
 		Pods: a.cluster.Pods,
 	}
-	teller.Run(ctx, a.settledChanged)
+	teller.Run(ctx, a.watch.settledChanged)
 }
 
 // devicesInUse returns the allocated devices with their health, sorted by name: devices of claims,

@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -10,9 +12,38 @@ import (
 	"chandler.dev/discovery/scan"
 )
 
-// listen receives the kernel's events and forwards them to a.events. It sets a.hearing while
+// hostWatch scans the devices of the host.
+type hostWatch struct {
+	config   *Config
+	host     *discovery.Host
+	observe  func(scan.Result)        // receives the result of each scan
+	settings func() *Settings         // in force
+	isHeld   func(device string) bool // whether a claim or a pod has the device
+
+	// describe shows devices in change as their consumers see them. withhold shows settled devices
+	// that no new consumer can have.
+	describe func(*discovery.Snapshot) *discovery.Snapshot
+	withhold func(*discovery.Snapshot, discovery.Severity) *discovery.Snapshot
+
+	events       chan scan.Changes                  // changes of the host's devices since the last scan
+	eventsArrive atomic.Bool                        // the kernel's events reach the channel events
+	firstStarted atomic.Pointer[time.Time]          // start of the first scan
+	settled      atomic.Pointer[discovery.Snapshot] // the devices with their settled states, nil before the first scan
+
+	settledChanged chan struct{}            // has a value when settled changed
+	snapshots      chan *discovery.Snapshot // has a snapshot that was not placed yet
+}
+
+func newHostWatch(config *Config, host *discovery.Host) *hostWatch {
+	return &hostWatch{
+		config: config, host: host, events: make(chan scan.Changes, 1), settledChanged: make(chan struct{}, 1),
+		snapshots: make(chan *discovery.Snapshot, 1),
+	}
+}
+
+// listen receives the kernel's events and forwards them to events. It sets eventsArrive while
 // Uevents delivers.
-func (a *agent) listen(ctx context.Context) {
+func (w *hostWatch) listen(ctx context.Context) {
 	heard, ended := make(chan scan.Changes, 1), make(chan struct{})
 	relayed := make(chan struct{})
 	go func() {
@@ -20,48 +51,48 @@ func (a *agent) listen(ctx context.Context) {
 		for {
 			select {
 			case changes := <-heard:
-				a.eventsArrive.Store(true)
-				changes.Send(a.events)
+				w.eventsArrive.Store(true)
+				changes.Send(w.events)
 			case <-ended:
-				a.eventsArrive.Store(false)
+				w.eventsArrive.Store(false)
 				return
 			}
 		}
 	}()
-	err := a.Uevents(ctx, heard)
+	err := w.config.Uevents(ctx, heard)
 	close(ended)
 	<-relayed
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Kernel events cannot be received; changes are found by the next scan", "interval", a.RescanInterval)
+		klog.FromContext(ctx).Error(err, "Kernel events cannot be received; changes are found by the next scan", "interval", w.config.RescanInterval)
 	}
 }
 
 // requestScan begins a scan that reads all families.
-func (a *agent) requestScan() { scan.Changes{Everything: true}.Send(a.events) }
+func (w *hostWatch) requestScan() { scan.Changes{Everything: true}.Send(w.events) }
 
 // firstWord is the time that the first scan waits for informants, so that a new agent does not
 // withdraw facts that the previous agent published.
 const firstWord = 30 * time.Second
 
-// watchHost scans the host and sends the snapshots, with the settled states of devices, to
-// a.snapshots.
-func (a *agent) watchHost(ctx context.Context) {
-	for _, informant := range a.Informants {
+// run scans the host until the context ends, and sends the snapshots, with the settled states of
+// devices, to snapshots.
+func (w *hostWatch) run(ctx context.Context) {
+	for _, informant := range w.config.Informants {
 		waitFor(ctx, informant.Ready(), firstWord)
 	}
-	watch := scan.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.ObserveScan}
-	if a.AllEvents {
-		watch.EventsArrive = a.eventsArrive.Load
+	watch := scan.Watch{Host: w.host, Families: w.config.Families, Interval: w.config.RescanInterval, Events: w.events, Observe: w.observe}
+	if w.config.AllEvents {
+		watch.EventsArrive = w.eventsArrive.Load
 	}
 	var last *discovery.Snapshot
-	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, a.requestScan)
+	settling := newSettling(ctx, w.config.Settings.Severity, w.config.files(), w.config.StateDir, w.requestScan)
 	defer settling.stop()
-	settling.settler.IsHeld = a.isHeld
+	settling.settler.IsHeld = w.isHeld
 	begun := time.Now()
-	a.firstScanStarted.Store(&begun)
+	w.firstStarted.Store(&begun)
 	watch.Run(ctx, func(s *discovery.Snapshot) {
-		settling.settler.Severity = a.settings.Load().Severity
-		s = a.reclaim.DescribeDevices(settling.settleStates(ctx, a.sharingDaemons.DescribeDevices(a.describeUsedDisks(a.passthrough.DescribeDevices(a.onDemand.DescribeDevices(s))))), settling.settler.Severity)
+		settling.settler.Severity = w.settings().Severity
+		s = w.withhold(settling.settleStates(ctx, w.describe(s)), settling.settler.Severity)
 		if discovery.SameSnapshots(last, s) {
 			return
 		}
@@ -70,13 +101,20 @@ func (a *agent) watchHost(ctx context.Context) {
 		if len(s.Devices) == 0 {
 			klog.FromContext(ctx).Info("This host has no accelerators at present; one that appears is offered")
 		}
-		a.settledSnapshot.Store(s)
-		notify(a.settledChanged)
-		replace(a.snapshots, s)
+		w.settled.Store(s)
+		notify(w.settledChanged)
+		replace(w.snapshots, s)
 	})
 }
 
-// isHeld reports whether a claim or a pod has the device.
-func (a *agent) isHeld(device string) bool {
-	return a.ledger.View(nil).Has(device)
+// readPatience is how long the first successful scan may take before the agent is unready.
+const readPatience = time.Minute
+
+// checkRead returns an error if no scan has succeeded within readPatience after scanning began.
+func (w *hostWatch) checkRead(now time.Time) error {
+	begun := w.firstStarted.Load()
+	if begun == nil || w.settled.Load() != nil || now.Sub(*begun) <= readPatience {
+		return nil
+	}
+	return fmt.Errorf("nothing of the host could be read since %s", begun.Format(time.RFC3339))
 }

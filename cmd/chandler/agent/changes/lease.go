@@ -1,4 +1,4 @@
-package agent
+package changes
 
 import (
 	"context"
@@ -10,12 +10,33 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/hostservice"
+	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/ledger"
 )
 
+// HostService is a [hostservice.Client].
+type HostService interface {
+	inuse.Finder
+
+	// Write writes an attribute under a lease on a PCI function. It returns after the kernel has
+	// ended the write.
+	Write(lease string, function discovery.DeviceKey, name, value string) error
+
+	// Configure gives a device the wanted parameters under a lease on its PCI function. It returns after
+	// the change has ended.
+	Configure(ctx context.Context, lease string, function discovery.DeviceKey, d *discovery.Device, want discovery.Parameters) error
+}
+
+// leaseGuard lets the agent change a PCI function only under a lease.
+type leaseGuard struct {
+	host    *discovery.Host
+	leases  *ledger.Leases
+	service HostService // changes devices instead of this process; nil if there is none
+}
+
 // requireLease returns a configurer whose work changes a device only under a lease, and by the host
-// service if there is one.
-func (a *agent) requireLease(configure discovery.Configurer) discovery.Configurer {
+// service if there is one. stock returns the devices of the host as both APIs offer them.
+func (g leaseGuard) requireLease(configure discovery.Configurer, stock func() ledger.Stock) discovery.Configurer {
 	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
 		now, work, err := configure(d, want, consumer)
 		if err != nil || work == nil {
@@ -24,20 +45,20 @@ func (a *agent) requireLease(configure discovery.Configurer) discovery.Configure
 		change := ledger.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}}
 		var key discovery.DeviceKey
 		if function, ok := functionOf(d.Source); ok {
-			key = discovery.FunctionKey(a.host, function)
+			key = discovery.FunctionKey(g.host, function)
 			change.Functions = []discovery.DeviceKey{key}
 		}
-		if a.HostService != nil {
+		if g.service != nil {
 			work = func(ctx context.Context) error {
-				lease := a.ledger.Leases.LeaseOn(key)
+				lease := g.leases.LeaseOn(key)
 				if lease == "" {
-					return fmt.Errorf("configuration of device %s: %w", now.Name, errNoLease)
+					return fmt.Errorf("configuration of device %s: %w", now.Name, ErrNoLease)
 				}
-				return a.HostService.Configure(ctx, lease, key, &now, want)
+				return g.service.Configure(ctx, lease, key, &now, want)
 			}
 		}
 		return now, func(ctx context.Context) error {
-			lease, err := a.ledger.Leases.AwaitLease(ctx, change, a.stock)
+			lease, err := g.leases.AwaitLease(ctx, change, stock)
 			if err != nil {
 				return fmt.Errorf("device %s: %w", d.Name, err)
 			}
@@ -57,46 +78,46 @@ func functionOf(dir string) (string, bool) {
 	return "", false
 }
 
-// errNoLease is the error of a write to a PCI function without a lease. Such a write is a defect of
+// ErrNoLease is the error of a write to a PCI function without a lease. Such a write is a defect of
 // the agent, because a consumer may have the device.
-var errNoLease = errors.New("no lease on the function")
+var ErrNoLease = errors.New("no lease on the function")
 
 // guardWrites returns the function that writes attributes of the host, by the host service if there
 // is one, nil if the agent may not change the host. The function refuses each write to a PCI
 // function without a lease, also if the kernel has registered the function again since the lease
 // began.
-func (a *agent) guardWrites(write func(name, value string) error) func(name, value string) error {
-	if write == nil && a.HostService == nil {
+func (g leaseGuard) guardWrites(write func(name, value string) error) func(name, value string) error {
+	if write == nil && g.service == nil {
 		return nil
 	}
 	return func(name, value string) error {
 		function, lease := functionWritten(name, value), ""
-		key := discovery.FunctionKey(a.host, function)
+		key := discovery.FunctionKey(g.host, function)
 		if function != "" {
-			if lease = a.ledger.Leases.LeaseOn(key); lease == "" {
-				return fmt.Errorf("write %q to /%s: function %s: %w", value, name, path.Base(function), errNoLease)
+			if lease = g.leases.LeaseOn(key); lease == "" {
+				return fmt.Errorf("write %q to /%s: function %s: %w", value, name, path.Base(function), ErrNoLease)
 			}
 		}
-		if a.HostService != nil {
-			return a.HostService.Write(lease, key, name, value)
+		if g.service != nil {
+			return g.service.Write(lease, key, name, value)
 		}
 		return write(name, value)
 	}
 }
 
-// guardPrograms returns the programs of families for changes of devices. The host service runs such
-// a program only under a lease on the PCI function that the program changes.
-func (a *agent) guardPrograms() map[string]func(context.Context, discovery.PartitionChange) ([]byte, error) {
-	if a.HostService == nil {
-		return a.Programs
+// guardPrograms returns programs of families for changes of devices. The host service runs such a
+// program only under a lease on the PCI function that the program changes.
+func (g leaseGuard) guardPrograms(programs map[string]func(context.Context, discovery.PartitionChange) ([]byte, error)) map[string]func(context.Context, discovery.PartitionChange) ([]byte, error) {
+	if g.service == nil {
+		return programs
 	}
 	guarded := make(map[string]func(context.Context, discovery.PartitionChange) ([]byte, error))
-	for family, change := range a.Programs {
+	for family, change := range programs {
 		guarded[family] = func(ctx context.Context, c discovery.PartitionChange) ([]byte, error) {
-			key := discovery.FunctionKey(a.host, "sys/bus/pci/devices/"+c.Function)
-			lease := a.ledger.Leases.LeaseOn(key)
+			key := discovery.FunctionKey(g.host, "sys/bus/pci/devices/"+c.Function)
+			lease := g.leases.LeaseOn(key)
 			if lease == "" {
-				return nil, fmt.Errorf("change of function %s: %w", c.Function, errNoLease)
+				return nil, fmt.Errorf("change of function %s: %w", c.Function, ErrNoLease)
 			}
 			return change(hostservice.WithLease(ctx, hostservice.Lease{Name: lease, Function: key}), c)
 		}

@@ -1,10 +1,11 @@
-package agent
+package changes
 
 import (
 	"context"
 	"maps"
 	"path"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"chandler.dev/discovery"
@@ -12,10 +13,20 @@ import (
 	"chandler.dev/internal/inuse"
 )
 
+// diskUse marks devices that are available only under vfio while the host uses a disk on them.
+type diskUse struct {
+	host        *discovery.Host
+	snapshot    func() *discovery.Snapshot // the devices with their settled states, nil before the first scan
+	interval    time.Duration              // time between checks
+	requestScan func()
+
+	reasons atomic.Pointer[map[string]string] // by device, why the use of disks prevents passthrough; nil before the first scan
+}
+
 // usedDisks returns, by device name, why passthrough would refuse a device with a disk that the
 // host uses. It checks only devices that are available solely under vfio, because a pod may use any
 // other device.
-func (a *agent) usedDisks(s *discovery.Snapshot) map[string]string {
+func (u *diskUse) usedDisks(s *discovery.Snapshot) map[string]string {
 	functions := make(map[string][]sysfs.Device) // by device
 	for i := range s.Devices {
 		d := &s.Devices[i]
@@ -23,13 +34,13 @@ func (a *agent) usedDisks(s *discovery.Snapshot) map[string]string {
 			continue
 		}
 		for _, source := range append([]string{d.Source}, d.Passthrough.Others...) {
-			functions[d.Name] = append(functions[d.Name], sysfs.At(a.host.FS, source))
+			functions[d.Name] = append(functions[d.Name], sysfs.At(u.host.FS, source))
 		}
 	}
 	if len(functions) == 0 {
 		return nil
 	}
-	used := inuse.DiskUses(a.host, slices.Concat(slices.Collect(maps.Values(functions))...))
+	used := inuse.DiskUses(u.host, slices.Concat(slices.Collect(maps.Values(functions))...))
 	reasons := make(map[string]string)
 	for device, functions := range functions {
 		for _, function := range functions {
@@ -42,11 +53,11 @@ func (a *agent) usedDisks(s *discovery.Snapshot) map[string]string {
 	return reasons
 }
 
-// describeUsedDisks returns a snapshot with healthy devices marked unhealthy if passthrough would
-// refuse them because the host uses a disk on them.
-func (a *agent) describeUsedDisks(s *discovery.Snapshot) *discovery.Snapshot {
-	reasons := a.usedDisks(s)
-	a.diskUse.Store(&reasons)
+// describe returns a snapshot with healthy devices marked unhealthy if passthrough would refuse them
+// because the host uses a disk on them.
+func (u *diskUse) describe(s *discovery.Snapshot) *discovery.Snapshot {
+	reasons := u.usedDisks(s)
+	u.reasons.Store(&reasons)
 	if len(reasons) == 0 {
 		return s
 	}
@@ -60,25 +71,25 @@ func (a *agent) describeUsedDisks(s *discovery.Snapshot) *discovery.Snapshot {
 	return &described
 }
 
-// watchDiskUse starts a scan when the set of used disks differs from the last scan. The kernel
-// sends no event when a file system is mounted or unmounted.
-func (a *agent) watchDiskUse(ctx context.Context) {
-	interval := time.NewTicker(a.RescanInterval)
-	defer interval.Stop()
+// watch starts a scan when the set of used disks differs from the last scan. The kernel sends no
+// event when a file system is mounted or unmounted.
+func (u *diskUse) watch(ctx context.Context) {
+	ticker := time.NewTicker(u.interval)
+	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-interval.C:
+		case <-ticker.C:
 		}
-		s, last := a.settledSnapshot.Load(), a.diskUse.Load()
+		s, last := u.snapshot(), u.reasons.Load()
 		if s == nil || last == nil {
 			continue // before the first scan
 		}
 		// A disk with several mounts may have a different reason each time.
 		same := func(string, string) bool { return true }
-		if !maps.EqualFunc(*last, a.usedDisks(s), same) {
-			a.requestScan()
+		if !maps.EqualFunc(*last, u.usedDisks(s), same) {
+			u.requestScan()
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package changes
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 )
 
 // attempts paces the attempts to restore units of the host to their state before allocation. After
-// a failed attempt the agent pauses for refuseInterval, and logs each new reason once.
+// a failed attempt the agent pauses for RetryInterval, and logs each new reason once.
 type attempts struct {
 	message string // log message of a failure
 
@@ -20,15 +20,15 @@ func newAttempts(failing string) *attempts {
 	return &attempts{message: failing, lastFailure: make(map[string]time.Time), lastError: make(map[string]string)}
 }
 
-// isDue reports whether the unit has never failed, or failed at least refuseInterval ago.
-func (t *attempts) isDue(unit string) bool { return time.Since(t.lastFailure[unit]) >= refuseInterval }
+// isDue reports whether the unit has never failed, or failed at least RetryInterval ago.
+func (t *attempts) isDue(unit string) bool { return time.Since(t.lastFailure[unit]) >= RetryInterval }
 
 // pause returns how long to wait, without other events, before the next check: until the next
-// attempt for one of the units is due, and at most refuseInterval.
+// attempt for one of the units is due, and at most RetryInterval.
 func (t *attempts) pause(units map[string]bool) time.Duration {
-	pause := refuseInterval
+	pause := RetryInterval
 	for unit := range units {
-		if left := refuseInterval - time.Since(t.lastFailure[unit]); left > 0 {
+		if left := RetryInterval - time.Since(t.lastFailure[unit]); left > 0 {
 			pause = min(pause, left)
 		}
 	}
@@ -44,7 +44,7 @@ func (t *attempts) recordResult(ctx context.Context, unit string, err error) {
 		return
 	}
 	if t.lastError[unit] != err.Error() {
-		klog.FromContext(ctx).Error(err, t.message+"; trying again", "unit", unit, "interval", refuseInterval)
+		klog.FromContext(ctx).Error(err, t.message+"; trying again", "unit", unit, "interval", RetryInterval)
 	}
 	t.lastFailure[unit], t.lastError[unit] = time.Now(), err.Error()
 }
