@@ -105,7 +105,7 @@ func TestSameFunctionUnderAnotherDriver(t *testing.T) {
 	}
 	b := k.binder("1", nil)
 	f := b.functions[first]
-	if f == nil || f.Key != before || before.Inode == 0 || !b.isCurrent(f) {
+	if f == nil || f.Key != before || before.Inode == 0 || !b.config.isCurrent(f) {
 		t.Errorf("record %+v, key before %+v", f, before)
 	}
 }

@@ -97,7 +97,7 @@ func (b *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 		}
 	}
 	b.mu.Unlock()
-	maps.DeleteFunc(records, func(_ string, r *function) bool { return !b.isCurrent(r) })
+	maps.DeleteFunc(records, func(_ string, r *function) bool { return !b.config.isCurrent(r) })
 	if len(records) == 0 {
 		return s
 	}
@@ -114,7 +114,7 @@ func (b *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 		}
 	}
 	for source, r := range records {
-		if b.readFunction(source).HasEntry(".") {
+		if b.config.readFunction(source).HasEntry(".") {
 			now.Devices = append(now.Devices, b.describeFunction(r, seen[source]))
 		}
 	}
@@ -144,8 +144,8 @@ func (b *Manager) forgetReturned() {
 // hasReturned reports whether a function is under its original driver, or a different function has
 // its address.
 func (b *Manager) hasReturned(r *function) bool {
-	function := b.readFunction(r.Source)
-	if !b.isCurrent(r) {
+	function := b.config.readFunction(r.Source)
+	if !b.config.isCurrent(r) {
 		return true
 	}
 	return !r.Choose && r.Driver != r.To && function.Driver() == r.Driver && function.HasEntry(".")
@@ -165,8 +165,8 @@ func (b *Manager) forgetIfReturned(r *function) {
 	if !same || !b.hasReturned(r) {
 		return // the record changed before the lease
 	}
-	if b.isCurrent(r) {
-		if override, err := b.driverOverride(lease, b.readFunction(r.Source), lookLimit); err != nil || override != r.Override {
+	if b.config.isCurrent(r) {
+		if override, err := b.changeUnder(lease).driverOverride(b.config.readFunction(r.Source), lookLimit); err != nil || override != r.Override {
 			return
 		}
 	}
@@ -188,7 +188,7 @@ func (b *Manager) describeFunction(r *function, seen *discovery.Device) discover
 	switch {
 	case failed != nil:
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: failed.Error()}
-	case b.readFunction(r.Source).Driver() == r.To:
+	case b.config.readFunction(r.Source).Driver() == r.To:
 		d, _ = pci.DescribePassthrough(b.config.Host, d) // an error appears in the health of the device
 	}
 	if d.Health.Status == discovery.Healthy && len(d.Readings) > 0 {

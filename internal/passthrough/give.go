@@ -2,14 +2,10 @@ package passthrough
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"path"
 	"strconv"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/ledger"
 )
 
 // LeftUnit is a unit whose functions have not been returned to their drivers.
@@ -39,7 +35,7 @@ func (b *Manager) LeftUnits() (left []LeftUnit) {
 		for _, f := range r.Body.Functions {
 			name := f.Device.Name
 			if name == "" {
-				name = discovery.DeviceName(b.readFunction("sys/bus/pci/devices/" + f.Address))
+				name = discovery.DeviceName(b.config.readFunction("sys/bus/pci/devices/" + f.Address))
 			}
 			l.Devices, l.DriverUnknown = append(l.Devices, name), l.DriverUnknown || f.Choose && f.Device.Name == ""
 		}
@@ -69,9 +65,9 @@ func (b *Manager) ReturnUnit(ctx context.Context, unit string) error {
 	if b.journal.Get(unit) != r {
 		return nil // the record changed before the lease
 	}
-	var failed error
+	change, failed := b.changeUnder(lease), error(nil)
 	for _, f := range r.Body.Functions {
-		if err := b.returnFunction(ctx, lease, f); err != nil && failed == nil {
+		if err := change.returnFunction(ctx, f); err != nil && failed == nil {
 			failed = fmt.Errorf("it is not returned to %s: %w", orNone(f.Driver), err)
 		}
 	}
@@ -82,103 +78,4 @@ func (b *Manager) ReturnUnit(ctx context.Context, unit string) error {
 	defer b.mu.Unlock()
 	b.failures[unit] = failed
 	return failed
-}
-
-func orNone(driver string) string {
-	if driver == "" {
-		return "no driver"
-	}
-	return "driver " + driver
-}
-
-func (b *Manager) returnFunction(ctx context.Context, lease *ledger.Lease, r *function) error {
-	function := b.readFunction(r.Source)
-	if !function.HasEntry(".") || !b.isCurrent(r) {
-		return nil // the function was removed, and a different function may have its address
-	}
-	driver := function.Driver()
-	if r.Choose {
-		return b.chooseDriver(lease, r, driver)
-	}
-	if driver != "" && driver != r.To && driver != r.Driver {
-		return nil
-	}
-	if driver == r.To && driver != r.Driver {
-		if err := b.checkUnused(r); err != nil {
-			return err
-		}
-	}
-	if err := b.resetOverride(lease, r); err != nil {
-		return err
-	}
-	if driver == r.Driver {
-		return nil
-	}
-	return b.giveDriver(ctx, lease, r, driver)
-}
-
-// checkUnused returns an error if a visible process has a function open: the kernel would wait for
-// that process, and keep the function locked meanwhile.
-func (b *Manager) checkUnused(r *function) error {
-	if b.config.Busy == nil {
-		return nil
-	}
-	if err := b.config.Busy(b.readFunction(r.Source)); err != nil && !errors.Is(err, fs.ErrPermission) {
-		return discovery.TransientError(fmt.Errorf("function %w", err))
-	}
-	return nil
-}
-
-// resetOverride restores the original driver_override of a function.
-func (b *Manager) resetOverride(lease *ledger.Lease, r *function) error {
-	override, err := b.driverOverride(lease, b.readFunction(r.Source), b.config.Limit)
-	if err != nil || override == r.Override {
-		return err
-	}
-	if b.config.Write == nil {
-		return errNoPrivilege
-	}
-	return b.write(lease, r.Address, "set its driver", path.Join(r.Source, "driver_override"), r.Override)
-}
-
-// chooseDriver makes the kernel choose the driver of a function whose original driver is unknown.
-// If a driver other than vfio is bound already, that driver stays.
-func (b *Manager) chooseDriver(lease *ledger.Lease, r *function, driver string) error {
-	own := driver != "" && !discovery.IsVFIO(driver)
-	if !own {
-		if err := b.checkUnused(r); err != nil {
-			return err
-		}
-	}
-	if err := b.resetOverride(lease, r); err != nil {
-		return err
-	}
-	if own {
-		return nil
-	}
-	return b.probeDriver(lease, r, driver)
-}
-
-// probeDriver unbinds a function and makes the kernel choose its driver.
-func (b *Manager) probeDriver(lease *ledger.Lease, r *function, driver string) error {
-	if driver != "" {
-		if err := b.write(lease, r.Address, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Address); err != nil {
-			return err
-		}
-	}
-	return b.write(lease, r.Address, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Address)
-}
-
-// giveDriver binds a function to its original driver. If that driver is not loaded any more, the
-// kernel chooses.
-func (b *Manager) giveDriver(ctx context.Context, lease *ledger.Lease, r *function, driver string) error {
-	switch {
-	case r.Driver == "":
-		return b.write(lease, r.Address, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Address)
-	case !b.isLoaded(r.Driver):
-		return b.probeDriver(lease, r, driver)
-	}
-	return b.swap(ctx, lease, r.Source, r.Driver, func() error {
-		return b.write(lease, r.Address, "bind it to "+r.Driver, path.Join(driverDir(r.Driver), "bind"), r.Address)
-	})
 }

@@ -1,7 +1,6 @@
 package passthrough
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/overdue"
 )
 
 // Config holds the settings and dependencies of a [Manager].
@@ -46,6 +44,23 @@ type Config struct {
 
 	Limit time.Duration // maximum wait for a write; 20 s if 0
 	Wait  time.Duration // maximum wait for a driver to take a function; 10 s if 0
+}
+
+// readFunction returns a function in its present state on the host.
+func (c *Config) readFunction(source string) sysfs.Device { return sysfs.At(c.Host.FS, source) }
+
+// isCurrent reports whether a record belongs to the function that has the recorded address now or
+// had it last.
+func (c *Config) isCurrent(f *function) bool {
+	return f.Key.MayEqual(discovery.FunctionKey(c.Host, f.Source))
+}
+
+// keysOf returns the keys of functions, given by directory.
+func (c *Config) keysOf(sources ...string) (keys []discovery.DeviceKey) {
+	for _, source := range sources {
+		keys = append(keys, discovery.FunctionKey(c.Host, source))
+	}
+	return keys
 }
 
 // Manager binds functions to vfio and returns them to their previous drivers.
@@ -176,13 +191,13 @@ func (b *Manager) convert(address string, data []byte) (*record, error) {
 	case !sysfs.IsPCIAddress(address):
 		return nil, errors.New("it is for no function")
 	case err == nil:
-		return recordOf(r.Boot, unitOf(b.readFunction(r.Source)), &r.function), nil
+		return recordOf(r.Boot, unitOf(b.config.readFunction(r.Source)), &r.function), nil
 	}
 	source, there := b.sourceOf(address)
 	if !there {
 		return nil, nil
 	}
-	return recordOf(b.config.Journal.Boot, unitOf(b.readFunction(source)), b.unknownFunction(source)), fmt.Errorf("function %s: the kernel will choose its driver: %w", address, err)
+	return recordOf(b.config.Journal.Boot, unitOf(b.config.readFunction(source)), b.unknownFunction(source)), fmt.Errorf("function %s: the kernel will choose its driver: %w", address, err)
 }
 
 func recordOf(boot, unit string, functions ...*function) *record {
@@ -259,11 +274,8 @@ func unitOf(function sysfs.Device) string {
 
 // unknownFunction returns the state of a function without a readable record.
 func (b *Manager) unknownFunction(source string) *function {
-	return &function{Choose: true, Address: filepath.Base(source), Source: source, To: b.readFunction(source).Driver()}
+	return &function{Choose: true, Address: filepath.Base(source), Source: source, To: b.config.readFunction(source).Driver()}
 }
-
-// readFunction returns a function in its present state on the host.
-func (b *Manager) readFunction(source string) sysfs.Device { return sysfs.At(b.config.Host.FS, source) }
 
 // recordOf returns the recorded state of a device's function, nil if the function is not under
 // passthrough.
@@ -271,22 +283,16 @@ func (b *Manager) recordOf(d *discovery.Device) *function {
 	b.mu.Lock()
 	f := b.functions[filepath.Base(d.Source)]
 	b.mu.Unlock()
-	if f == nil || !b.isCurrent(f) {
+	if f == nil || !b.config.isCurrent(f) {
 		return nil
 	}
 	return f
 }
 
-// isCurrent reports whether a record belongs to the function that has the recorded address now or
-// had it last.
-func (b *Manager) isCurrent(f *function) bool {
-	return f.Key.MayEqual(discovery.FunctionKey(b.config.Host, f.Source))
-}
-
 // recordFunctions records the state of a unit's functions before any of them changes, except
 // functions with a usable record. If a record could not be read and its function has its own driver
 // again, recordFunctions records that driver.
-func (b *Manager) recordFunctions(lease *ledger.Lease, sources []string, to string, d discovery.Device) error {
+func (b *Manager) recordFunctions(change driverChange, sources []string, to string, d discovery.Device) error {
 	if b.journal.MayLack() {
 		return discovery.TransientError(errors.New("the records of an earlier agent cannot be read yet, so the previous drivers of functions are unknown"))
 	}
@@ -299,14 +305,14 @@ func (b *Manager) recordFunctions(lease *ledger.Lease, sources []string, to stri
 		if device.Passthrough == nil {
 			device = discovery.Device{} // the description under vfio
 		}
-		current := before != nil && b.isCurrent(before)
+		current := before != nil && b.config.isCurrent(before)
 		if current && !before.Choose {
 			continue
 		}
 		if source == d.Source {
 			device = d
 		}
-		f, err := b.describeNow(lease, source, to, current)
+		f, err := change.describeNow(source, to, current)
 		if err != nil {
 			return err
 		}
@@ -325,25 +331,6 @@ func (b *Manager) recordFunctions(lease *ledger.Lease, sources []string, to stri
 		}
 	}
 	return nil
-}
-
-// describeNow returns the present state of a function. unread means that the function's record
-// could not be read.
-func (b *Manager) describeNow(lease *ledger.Lease, source, to string, unread bool) (*function, error) {
-	of := b.readFunction(source)
-	driver := of.Driver()
-	choose := unread && (driver == "" || discovery.IsVFIO(driver))
-	override, err := b.driverOverride(lease, of, b.config.Limit)
-	if err != nil {
-		return nil, err
-	}
-	if override == to && driver != to {
-		override = "" // set by an agent whose record could not be read; with this override no other driver takes the function
-	}
-	if choose {
-		driver, override = "", ""
-	}
-	return &function{Choose: choose, Address: of.Name(), Source: source, Driver: driver, Override: override, To: to, Key: discovery.FunctionKey(b.config.Host, source)}, nil
 }
 
 // changeRecord removes functions, by address, from the record of a unit, and adds others. A record
@@ -388,23 +375,12 @@ func (b *Manager) removeRecord(r *record) error {
 // may end, and the next agent needs the record.
 func (b *Manager) RestoreRecords() error { return b.journal.RestoreRecords() }
 
-// overrideOf returns the driver_override of a function, "" if not set. Only the driver with this
-// name can bind to the function, regardless of the function's IDs
-// (Documentation/ABI/testing/sysfs-bus-pci).
-func overrideOf(function sysfs.Device) (string, error) {
-	text, err := function.Text("driver_override")
-	if text == "(null)" {
-		text = ""
-	}
-	return text, err
-}
-
 // leaseFunctions reserves functions, with all their devices, for a change on behalf of a consumer.
 // The error wraps [*ledger.Blocked].
 func (b *Manager) leaseFunctions(functions []string, consumer string) (*ledger.Lease, error) {
 	stock := b.config.Stock()
 	return b.leaseChange(ledger.Change{
-		Name: "driver of " + filepath.Base(functions[0]), Consumer: consumer, API: discovery.ModeDRA, Functions: b.keysOf(functions...),
+		Name: "driver of " + filepath.Base(functions[0]), Consumer: consumer, API: discovery.ModeDRA, Functions: b.config.keysOf(functions...),
 		Devices: ledger.HoldsOn(stock, functions...),
 	}, stock)
 }
@@ -412,15 +388,7 @@ func (b *Manager) leaseFunctions(functions []string, consumer string) (*ledger.L
 // leaseRecord blocks other calls for a function while its record is removed, whichever consumer has
 // the function.
 func (b *Manager) leaseRecord(source string) (*ledger.Lease, error) {
-	return b.leaseChange(ledger.Change{Name: "record of " + filepath.Base(source), Functions: b.keysOf(source)}, b.config.Stock())
-}
-
-// keysOf returns the keys of functions, given by directory.
-func (b *Manager) keysOf(sources ...string) (keys []discovery.DeviceKey) {
-	for _, source := range sources {
-		keys = append(keys, discovery.FunctionKey(b.config.Host, source))
-	}
-	return keys
+	return b.leaseChange(ledger.Change{Name: "record of " + filepath.Base(source), Functions: b.config.keysOf(source)}, b.config.Stock())
 }
 
 func (b *Manager) leaseChange(c ledger.Change, stock ledger.Stock) (*ledger.Lease, error) {
@@ -431,81 +399,3 @@ func (b *Manager) leaseChange(c ledger.Change, stock ledger.Stock) (*ledger.Leas
 	}
 	return lease, nil
 }
-
-// write writes an attribute for a function.
-func (b *Manager) write(lease *ledger.Lease, address, what, name, value string) error {
-	if b.config.Write == nil {
-		return errNoPrivilege
-	}
-	err := lease.Do(b.config.Limit, what, func() error { return b.config.Write(name, value) })
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, overdue.Err):
-		return fmt.Errorf("function %s: %w", address, err)
-	case sysfs.IsReadOnly(err):
-		err = fmt.Errorf("%w: %w", err, errNoPrivilege)
-	}
-	return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, err)
-}
-
-// driverOverride returns the driver_override of a function. The kernel may delay the read for as
-// long as a process has the function open.
-func (b *Manager) driverOverride(lease *ledger.Lease, function sysfs.Device, limit time.Duration) (string, error) {
-	var override string
-	err := lease.Do(limit, "a read of its driver_override", func() (err error) {
-		override, err = overrideOf(function)
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("function %s: %w", function.Name(), err)
-	}
-	return override, nil
-}
-
-var errNoPrivilege = errors.New("the agent may not change the host: this needs passthrough.enabled, see docs/vfio-passthrough.md")
-
-// bind binds a function without a driver to a driver, and waits for the result.
-func (b *Manager) bind(ctx context.Context, lease *ledger.Lease, source, driver string, write func() error) error {
-	address := filepath.Base(source)
-	wrote := write()
-	if lease.OverdueCall() != nil {
-		return wrote
-	}
-	if wrote != nil && b.readFunction(source).Driver() != driver {
-		return fmt.Errorf("driver %s did not take it: %w", driver, wrote)
-	}
-	return b.until(ctx, func() error {
-		switch now := b.readFunction(source).Driver(); now {
-		case driver:
-			return nil
-		case "":
-			return fmt.Errorf("function %s: driver %s did not bind to it; the kernel's log may have the reason", address, driver)
-		default:
-			return fmt.Errorf("function %s: driver %s has it now and not %s", address, now, driver)
-		}
-	})
-}
-
-// until calls look until there is no error, and returns the last error after the time limit.
-func (b *Manager) until(ctx context.Context, look func() error) error {
-	limit := time.Now().Add(b.config.Wait)
-	for {
-		err := look()
-		if err == nil || time.Now().After(limit) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-// isLoaded reports whether the kernel has the PCI driver.
-func (b *Manager) isLoaded(driver string) bool {
-	return b.config.Host.FileExists("/" + driverDir(driver))
-}
-
-func driverDir(driver string) string { return "sys/bus/pci/drivers/" + driver }

@@ -62,7 +62,7 @@ var deliberates = []deliberate{
 	{"devices are reset whose pods are not known", "internal/reclaim/reclaim.go", "		case isUnknown:\n			return \"\", 0 // no reset, which could hit a running process\n", ""},
 	{"the lock is released while a write goes on", "internal/ledger/lease.go", "			some = some || a.isChange()\n", "			_ = a\n"},
 	{"a claim whose Unprepare failed is ended later", "internal/ledger/ledger.go", "	err := l.end(uid, s)\n	if err == nil {\n		return nil\n	}\n", "	err := l.end(uid, s)\n	if err == nil {\n		return nil\n	}\n	time.AfterFunc(30*time.Second, func() { _ = l.end(uid, s) })\n"},
-	{"a function that has left the IOMMU group goes to vfio with it", "internal/passthrough/take.go", "		return b.readFunction(source).HasEntry(\"iommu_group\") && unitOf(b.readFunction(source)) != unit\n", "		return false && unit == source\n"},
+	{"a function that has left the IOMMU group goes to vfio with it", "internal/passthrough/take.go", "		return b.config.readFunction(source).HasEntry(\"iommu_group\") && unitOf(b.config.readFunction(source)) != unit\n", "		return false && unit == source\n"},
 	{"a claim ends while its daemon is started again", "internal/sharing/sharing.go", "	defer unlock()\n	entry, state := o.config.Ledger.Claim(uid)\n", "	unlock()\n	entry, state := o.config.Ledger.Claim(uid)\n"},
 	{"a GPU in exclusive mode is given away while the supervisor is gone", "internal/sharing/sharing.go", "	if claim.Changed && (claim.Boot == \"\" || claim.Boot == o.config.Boot) {\n		return false\n	}\n", ""},
 	{"a GPU is given away whose mode cannot be restored", "internal/sharing/sharing.go", "		if err != nil {\n			return err\n		}\n	}\n	o.mu.Lock()\n	_, hadTrouble", "	}\n	o.mu.Lock()\n	_, hadTrouble"},
