@@ -7,18 +7,15 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
-	"chandler.dev/discovery/pci"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
-	"chandler.dev/internal/overdue"
 )
 
 // Rule configures the reclaim of some devices.
@@ -90,28 +87,25 @@ const reasonChecking = "it is being reclaimed"
 
 // Manager withholds devices between two owners. It implements [ledger.Output].
 type Manager struct {
-	config         Config
-	journal        *journal.Journal[record]
-	wake           chan struct{} // holds a value when Run must check again
-	closing        chan struct{} // closed when Run ends
-	requestPending atomic.Bool   // a request to the API server is in progress
-	reads          overdue.Calls // reads of device keys, by the device's directory
+	config  Config
+	journal *journal.Journal[record]
+	rules   ruleSelector
+	resets  resetter
+	pods    claimPods
+	unseen  unseenContainers
+	wake    chan struct{} // holds a value when Run must check again
+	closing chan struct{} // closed when Run ends
 
 	warnedUnwritten bool // a warning about unwritable records was logged; used by [Manager.Run] only
 
 	recordLock chan struct{} // held during writes and removals of records; a mutex would stop a simulation's clock
 
-	choicesLock sync.Mutex
-	choices     choices
-
 	mu          sync.Mutex
-	isClosing   bool                      // Run ends: no check, reset or removal of a record starts any more
-	workers     sync.WaitGroup            // calls of work; no call starts once isClosing is set
-	records     map[string]*record        // by name
-	claims      map[types.UID]*claimUsers // pods of present claims
-	handedOver  map[string]string         // keys of grants whose devices are reclaimed and still in the ledger, by grantOf
-	warnedBlind map[string]bool           // records with a logged warning that open files are not visible
-	unseen      map[string]time.Time      // until when containers of earlier owners may go on unseen, by device
+	isClosing   bool               // Run ends: no check, reset or removal of a record starts any more
+	workers     sync.WaitGroup     // calls of work; no call starts once isClosing is set
+	records     map[string]*record // by name
+	handedOver  map[string]string  // keys of grants whose devices are reclaimed and still in the ledger, by grantOf
+	warnedBlind map[string]bool    // records with a logged warning that open files are not visible
 }
 
 // record describes a device and its consumer. The journal has the record before the consumer gets
@@ -150,12 +144,16 @@ func New(config Config) *Manager {
 	if config.Finder == nil {
 		config.Finder = inuse.HostFinder{Host: config.Host}
 	}
-	return &Manager{
+	c := &Manager{
 		config: config, journal: journal.New(config.Journal, "reclaim", journal.Earlier[record]{Dir: config.Earlier, Convert: convert}),
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), recordLock: make(chan struct{}, 1),
-		records: make(map[string]*record), claims: make(map[types.UID]*claimUsers),
-		warnedBlind: make(map[string]bool), handedOver: make(map[string]string), unseen: make(map[string]time.Time),
+		records: make(map[string]*record), warnedBlind: make(map[string]bool), handedOver: make(map[string]string),
 	}
+	c.rules = ruleSelector{config: &c.config}
+	c.resets = resetter{config: &c.config, isClosed: c.isClosed}
+	c.pods = claimPods{config: &c.config, claims: make(map[types.UID]*claimUsers)}
+	c.unseen = unseenContainers{until: make(map[string]time.Time)}
+	return c
 }
 
 // Run hands devices over until the context ends. It is called once. After Run has returned, nothing
@@ -268,7 +266,7 @@ func (c *Manager) runReclaim(ctx context.Context, r *record, of users, done chan
 // checkReclaim returns the reason for withholding a device, "" if the device is ready, and the time
 // until the next check.
 func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why string, again time.Duration) {
-	d, rule, why := c.ruleOf(r)
+	d, rule, why := c.rules.ruleOf(r)
 	switch {
 	case why != "":
 		return why, openInterval
@@ -291,7 +289,7 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 	}
 	resets := rule.Reset && r.Hold.Amount == nil && !isPart(d)
 	if resets && unseen == nil {
-		unseen = c.unknownUse(ctx, r, r.withNodes(d))
+		unseen = c.config.unknownUse(ctx, r, r.withNodes(d))
 		isUnknown = unseen != nil
 	}
 	if errors.Is(unseen, inuse.ErrUnanswered) && !c.isTaken(r) {
@@ -304,7 +302,7 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 		case left > 0 && !takes:
 			return fmt.Sprintf("it is unknown whether a process has it open (%v), and containers may run for a while", unseen), min(left, openInterval)
 		case left > 0:
-			c.noteUnseen(r, left)
+			c.unseen.note(r.Hold.Device, left)
 			return "", 0
 		case isUnknown:
 			return "", 0 // no reset, which could hit a running process
@@ -313,7 +311,7 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 	if !resets {
 		return "", 0
 	}
-	if left := c.unseenFor(r); left > 0 {
+	if left := c.unseen.remaining(r.Hold.Device); left > 0 {
 		if c.isTaken(r) {
 			return "", 0
 		}
@@ -325,7 +323,7 @@ func (c *Manager) checkReclaim(ctx context.Context, r *record, of users) (why st
 	c.setIdle(r)
 	overdue := time.AfterFunc(c.config.Limit, func() { c.setReason(ctx, r, fmt.Sprintf("its reset has not ended after %s", c.config.Limit)) })
 	defer overdue.Stop()
-	if err := c.reset(r, d, rule); err != nil {
+	if err := c.resets.reset(r, d, rule); err != nil {
 		return fmt.Sprintf("it cannot be reset: %v", err), resetInterval
 	}
 	klog.FromContext(ctx).V(2).Info("Reset a device before its next owner", "device", d.Name, "had", r.Owner.String())
@@ -354,112 +352,6 @@ func (c *Manager) setIdle(r *record) {
 	}
 }
 
-// ruleOf returns the device of a record and the administrator's rule, or nil without a rule. why is
-// set if the rule cannot be determined.
-func (c *Manager) ruleOf(r *record) (d discovery.Device, rule *Rule, why string) {
-	rules := c.config.Rules()
-	if len(rules) == 0 {
-		return d, nil, ""
-	}
-	d, rule, known := c.selectRule(rules, r.Hold.Device)
-	var key discovery.DeviceKey
-	var unread error
-	if known {
-		key, unread = c.keyOf(d)
-	}
-	switch {
-	case c.config.Snapshot() == nil:
-		return d, nil, reasonChecking
-	case known && r.Device.MayEqual(key) && unread != nil && rule != nil:
-		return d, nil, fmt.Sprintf("it cannot be described at present: %v", unread)
-	case known && r.Device.MayEqual(key):
-		return d, rule, ""
-	case known && rule != nil: // the device has another name by now: its nodes are checked, and nothing is reset
-		return discovery.Device{Name: r.Hold.Device, Source: r.Source}, &Rule{}, ""
-	case r.Source != "" && !c.config.Host.FileExists("/"+r.Source):
-		return d, nil, "" // the device was removed
-	case r.Source != "" && (c.isOther(r.Source) || c.isDivided(r.Source)):
-		// The device does not exist any more: a partition of a GPU that was removed, or a function that
-		// now has virtual functions. Its remaining processes have the replacement open, or a device
-		// that contains the replacement.
-		return discovery.Device{Name: r.Hold.Device, Source: r.Source}, &Rule{}, ""
-	}
-	return d, nil, "it cannot be described at present"
-}
-
-// keyLimit is the time limit for reading the key of a device.
-const keyLimit = time.Second
-
-// keyOf returns the key of a device. A driver may block a read of its function. After the limit the
-// read continues in the background, and the key has only the parts that need no read.
-func (c *Manager) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
-	read := make(chan discovery.DeviceKey, 1)
-	err := c.reads.OverdueCall(d.Source)
-	if err == nil {
-		err = c.reads.Do(keyLimit, d.Source, "reading the IDs of its function", func() error {
-			read <- discovery.KeyOf(c.config.Host, &d)
-			return nil
-		})
-	}
-	if err == nil {
-		return <-read, nil
-	}
-	key := discovery.DeviceKey{Identity: d.Identity}
-	if function, ok := functionOf(c.config.Host.FS, d); ok {
-		key.Function = function.Name()
-	}
-	return key, err
-}
-
-// selectRule returns a device of the present snapshot, and the first rule that selects the device, or
-// nil. The rules are evaluated once per snapshot, because allocations are checked every few seconds.
-func (c *Manager) selectRule(rules []discovery.Selection[Rule], name string) (d discovery.Device, rule *Rule, known bool) {
-	s := c.config.Snapshot()
-	if s == nil {
-		return d, nil, false
-	}
-	if d, known = s.Lookup(name); !known || len(rules) == 0 {
-		return d, nil, known
-	}
-	c.choicesLock.Lock()
-	defer c.choicesLock.Unlock()
-	if c.choices.snapshot != s || c.choices.by != &rules[0] {
-		c.choices = choices{snapshot: s, by: &rules[0], rules: make(map[string]*Rule)}
-	}
-	rule, is := c.choices.rules[name]
-	if !is {
-		rule, _ = discovery.FirstSelected(rules, d)
-		c.choices.rules[name] = rule
-	}
-	return d, rule, true
-}
-
-// choices are the rules that select the devices of a snapshot, by device name.
-type choices struct {
-	snapshot *discovery.Snapshot
-	by       *discovery.Selection[Rule] // the first of all rules
-	rules    map[string]*Rule
-}
-
-// isOther reports whether the snapshot describes another device in a directory.
-func (c *Manager) isOther(source string) bool {
-	s := c.config.Snapshot()
-	return s != nil && slices.ContainsFunc(s.Devices, func(d discovery.Device) bool { return d.Source == source })
-}
-
-// isDivided reports whether a directory is of a function with virtual functions. Such a function is
-// not offered.
-func (c *Manager) isDivided(source string) bool {
-	function, ok := functionOf(c.config.Host.FS, discovery.Device{Source: source})
-	if !ok {
-		return false
-	}
-	divided, err := pci.HasVirtualFunctions(function)
-	return divided && err == nil
-}
-
-var errUnknownPod = errors.New("its previous pods are unknown")
-
 // remainingGrace returns the remaining grace period of an ended owner's containers.
 func (c *Manager) remainingGrace(r *record, of users) time.Duration {
 	c.mu.Lock()
@@ -473,26 +365,6 @@ func (c *Manager) isTaken(r *record) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return r.idTaken
-}
-
-// noteUnseen records that containers of an owner may go on unseen for a while although the next
-// container has the device. The kubelet allocates the device of a pod that was deleted by force
-// while the containers of that pod still run.
-func (c *Manager) noteUnseen(r *record, left time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	maps.DeleteFunc(c.unseen, func(_ string, until time.Time) bool { return now.After(until) })
-	if until := now.Add(left); until.After(c.unseen[r.Hold.Device]) {
-		c.unseen[r.Hold.Device] = until
-	}
-}
-
-// unseenFor returns for how long containers of earlier owners of a device may go on unseen.
-func (c *Manager) unseenFor(r *record) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return time.Until(c.unseen[r.Hold.Device])
 }
 
 // openProcesses returns the processes of pods with the device open. It has no time limit: a check
@@ -515,68 +387,11 @@ func (c *Manager) openProcesses(ctx context.Context, r *record, d discovery.Devi
 			return nil, false
 		case <-overdue.C:
 		}
-		if _, rule, why := c.ruleOf(r); rule == nil && why == "" {
+		if _, rule, why := c.rules.ruleOf(r); rule == nil && why == "" {
 			return nil, false
 		}
 		c.setReason(ctx, r, fmt.Sprintf("looking at what the processes of its pod have open has not ended after %s", c.config.Limit))
 	}
-}
-
-// unknownUse returns an error if a device is open in a pod that may be an unknown consumer of a
-// record's owner. These pods exist:
-//   - A pod joined a claim between two lists of the kubelet. If the pod was deleted by force since,
-//     the API server does not list it either. A kubelet up to 1.36 starts a pod with a claim that is
-//     being unprepared, without a call; see [ledger.Ledger.End].
-//   - A pod got the device's ID, and the kubelet lost its checkpoint before PodResources listed the
-//     pod with the ID. The kubelet then allocates the ID again while the pod runs (Allocate does not
-//     name the pod: ContainerAllocateRequest in k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1).
-//
-// Other pods may have the device open as well, such as monitors.
-func (c *Manager) unknownUse(ctx context.Context, r *record, d discovery.Device) error {
-	if c.config.PodsOf == nil {
-		return nil
-	}
-	if why, unseen := open(c.config.Finder.UnlistedPodUses(d, nil)); why == "" {
-		return unseen
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.config.Limit)
-	defer cancel()
-	pods, err := c.config.PodsOf(ctx)
-	if err != nil {
-		return fmt.Errorf("the pods of the node are unknown: %w", err)
-	}
-	others := make([]types.UID, 0, len(pods))
-	for name, pod := range pods {
-		if !r.mayBeOf(name, pod) {
-			others = append(others, pod.UID)
-		}
-	}
-	why, unseen := open(c.config.Finder.UnlistedPodUses(d, others))
-	if why != "" {
-		return fmt.Errorf("a pod that was not known as its consumer: %s", why)
-	}
-	return unseen
-}
-
-// mayBeOf reports whether a pod may have been a consumer of a record's owner: the pod names the
-// claim, or requests the resource.
-func (r *record) mayBeOf(name types.NamespacedName, pod Pod) bool {
-	if r.Owner.API == discovery.ModeDevicePlugin {
-		return slices.Contains(pod.Resources, ledger.GrantResource(r.Key))
-	}
-	return name.Namespace == r.Owner.Namespace && slices.Contains(pod.Claims, r.Owner.Name)
-}
-
-// open returns the process that has a device open, or "". unseen is the reason why there may be an
-// invisible one.
-func open(uses inuse.Uses) (why string, unseen error) {
-	for _, use := range uses {
-		if use.ReadError == nil {
-			return use.Object + ": " + use.How, nil
-		}
-		unseen = use.ReadError
-	}
-	return "", unseen
 }
 
 // setReason records the reason for withholding a device, or releases the device if there is none.

@@ -132,10 +132,7 @@ func (c *Manager) NoteUsers(claim types.UID, pods []types.UID) {
 	if len(c.config.Rules()) == 0 {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	of := c.usersOf(claim)
-	of.reserved = union(of.reserved, pods)
+	c.pods.note(claim, pods)
 }
 
 // Write implements [ledger.Output]: it records the devices of a claim. The containers of grants are
@@ -163,9 +160,7 @@ func (c *Manager) Remove(e ledger.Entry, others []ledger.Entry) error {
 	if _, ok := e.(*ledger.Grant); ok {
 		c.reclaimDevices(kept, endWait)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.claims, e.Owner().UID)
+	c.pods.forget(e.Owner().UID)
 	return err
 }
 
@@ -254,10 +249,10 @@ func (c *Manager) reclaimDevices(kept []*record, wait time.Duration) {
 // isReclaimable reports whether the devices of an entry's owner are to be reclaimed. A claim that
 // is Configuring matters only for existing records: the claim was given before, and its pods may be
 // running.
-func (c *Manager) isReclaimable(e ledger.Entry) bool {
+func isReclaimable(e ledger.Entry, boot string) bool {
 	switch e := e.(type) {
 	case *ledger.Claim:
-		return e.Boot == c.config.Journal.Boot
+		return e.Boot == boot
 	case *ledger.Grant:
 		return e.Container != ""
 	}
@@ -268,7 +263,7 @@ func (c *Manager) isReclaimable(e ledger.Entry) bool {
 // It returns the records of the devices to withhold if the owner has ended.
 func (c *Manager) recordEntry(e ledger.Entry, has func(device string) bool, ended bool) (kept []*record, err error) {
 	rules := c.config.Rules()
-	if !c.isReclaimable(e) || len(rules) == 0 && !c.any() {
+	if !isReclaimable(e, c.config.Journal.Boot) || len(rules) == 0 && !c.any() {
 		return nil, nil
 	}
 	defer c.takeTurn()()
@@ -302,7 +297,7 @@ func (c *Manager) recordOf(rules []discovery.Selection[Rule], e ledger.Entry, h 
 	if before != nil || passed || isClaim && claim.Configuring {
 		return before
 	}
-	d, rule, _ := c.selectRule(rules, h.Device)
+	d, rule, _ := c.rules.selectRule(rules, h.Device)
 	if rule == nil {
 		return nil
 	}
@@ -310,7 +305,7 @@ func (c *Manager) recordOf(rules []discovery.Selection[Rule], e ledger.Entry, h 
 	if isClaim { // a grant has the nodes of all its devices together
 		r.Nodes = append(r.Nodes, ownOf(h.Nodes, &d, r.Nodes)...)
 	}
-	r.Device, _ = c.keyOf(d) // unknown fields do not distinguish devices
+	r.Device, _ = c.rules.keyOf(d) // unknown fields do not distinguish devices
 	return r
 }
 
@@ -340,11 +335,12 @@ func (c *Manager) usersBy(r *record) users {
 		pod = c.config.PodOf(r.Owner)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	of := r.users
+	c.mu.Unlock()
 	if pod != "" {
-		return r.with(&claimUsers{reserved: []types.UID{pod}})
+		return of.with(&claimUsers{reserved: []types.UID{pod}})
 	}
-	return r.with(c.claims[r.Owner.UID])
+	return c.pods.addTo(of, r.Owner.UID)
 }
 
 func union(a, b []types.UID) []types.UID {
@@ -419,7 +415,7 @@ func (c *Manager) removeRecord(r *record) error {
 func (c *Manager) refreshRecords(ctx context.Context) {
 	c.readAgain(ctx)
 	view := c.config.Ledger.View(nil)
-	c.askAll(ctx, view.Claims())
+	c.pods.askAll(ctx, view.Claims())
 	var entries []ledger.Entry
 	for _, claim := range view.Claims() {
 		if _, state := c.config.Ledger.Get(claim.Key()); state != ledger.Ending { // an ending claim may be reclaimed already
@@ -442,7 +438,7 @@ func (c *Manager) refreshRecords(ctx context.Context) {
 	var lost []*record
 	released := false
 	for _, r := range c.records {
-		if !r.Ended && !c.stillHolds(r) {
+		if !r.Ended && !r.isHeld(c.config.Ledger) {
 			lost = append(lost, r)
 		} else if r.sinceStart && !r.Ended {
 			c.config.Ledger.Leases.Release(r.name)
@@ -502,13 +498,13 @@ func grantOf(e ledger.Entry) string {
 	return fmt.Sprintf("%s %s %d", g.Key(), g.Container, g.Since.UnixNano())
 }
 
-// stillHolds reports whether a record's owner still has the device.
-func (c *Manager) stillHolds(r *record) bool {
-	e, state := c.config.Ledger.Get(r.Key)
+// isHeld reports whether a record's owner still has the device.
+func (r *record) isHeld(l *ledger.Ledger) bool {
+	e, state := l.Get(r.Key)
 	if r.Grant != "" && state == ledger.Ending {
 		return false
 	}
-	return e != nil && e.Owner() == r.Owner && holdsDevice(e, r.Hold.Device) || r.Owner.UID != "" && c.config.Ledger.IsSealed(r.Owner.UID)
+	return e != nil && e.Owner() == r.Owner && holdsDevice(e, r.Hold.Device) || r.Owner.UID != "" && l.IsSealed(r.Owner.UID)
 }
 
 func notify(c chan<- struct{}) {

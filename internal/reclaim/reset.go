@@ -15,6 +15,12 @@ import (
 
 var errNoPrivilege = errors.New("the agent may not change the host: this needs reclaim.enabled, see docs/reclaim.md")
 
+// resetter resets the PCI functions of devices.
+type resetter struct {
+	config   *Config
+	isClosed func() bool // no reset starts any more
+}
+
 // isPart reports whether a device is one of several on the same function, which cannot be reset
 // alone. A virtual function is not such a part.
 func isPart(d discovery.Device) bool {
@@ -24,12 +30,12 @@ func isPart(d discovery.Device) bool {
 // reset resets the PCI function of a device without consumers. The kernel returns after the reset,
 // notifies the driver before and after, and resets a bus only if no other device is on the bus
 // (pci_reset_function and pci_parent_bus_reset in drivers/pci/pci.c).
-func (c *Manager) reset(r *record, d discovery.Device, rule *Rule) error {
-	function, ok := functionOf(c.config.Host.FS, d)
+func (t *resetter) reset(r *record, d discovery.Device, rule *Rule) error {
+	function, ok := functionOf(t.config.Host.FS, d)
 	if !ok {
 		return errors.New("it belongs to no PCI function")
 	}
-	if s := c.config.Snapshot(); s != nil {
+	if s := t.config.Snapshot(); s != nil {
 		for _, other := range s.Devices {
 			if other.Silicon() != d.Silicon() && !other.Shareable && inuse.IsWithin(other.Source, function) {
 				return fmt.Errorf("device %s is on the same function", other.Name)
@@ -41,13 +47,13 @@ func (c *Manager) reset(r *record, d discovery.Device, rule *Rule) error {
 		return nil // the function was removed
 	case !function.HasEntry("reset"):
 		return fmt.Errorf("the kernel has no way to reset function %s", function.Name())
-	case c.config.Write == nil:
+	case t.config.Write == nil:
 		return errNoPrivilege
 	}
-	stock := c.config.Stock()
-	lease, blocked := c.config.Ledger.Leases.LeaseDevices(ledger.Change{
+	stock := t.config.Stock()
+	lease, blocked := t.config.Ledger.Leases.LeaseDevices(ledger.Change{
 		Name: "reset of " + d.Name, Consumer: r.Key, Previous: r.Owner, API: r.Owner.API,
-		Devices: ledger.HoldsOn(stock, function.Path), Functions: []discovery.DeviceKey{discovery.FunctionKey(c.config.Host, function.Path)},
+		Devices: ledger.HoldsOn(stock, function.Path), Functions: []discovery.DeviceKey{discovery.FunctionKey(t.config.Host, function.Path)},
 	}, stock)
 	if blocked != nil {
 		return blocked
@@ -59,22 +65,22 @@ func (c *Manager) reset(r *record, d discovery.Device, rule *Rule) error {
 			return fmt.Errorf("function %s: which ways the kernel has: %w", function.Name(), err)
 		}
 		if now != methods {
-			if err := c.write(function, "reset_method", methods); err != nil {
+			if err := t.write(function, "reset_method", methods); err != nil {
 				return err
 			}
 		}
 	}
-	if err := c.write(function, "reset", "1"); err != nil && function.HasEntry(".") {
+	if err := t.write(function, "reset", "1"); err != nil && function.HasEntry(".") {
 		return err // otherwise the function was removed, perhaps by the reset
 	}
 	return nil
 }
 
-func (c *Manager) write(function sysfs.Device, attribute, value string) error {
-	if c.isClosed() {
+func (t *resetter) write(function sysfs.Device, attribute, value string) error {
+	if t.isClosed() {
 		return errors.New("the agent ends")
 	}
-	err := c.config.Write(path.Join(function.Path, attribute), value)
+	err := t.config.Write(path.Join(function.Path, attribute), value)
 	if sysfs.IsReadOnly(err) {
 		err = fmt.Errorf("%w: %w", err, errNoPrivilege)
 	}

@@ -58,7 +58,7 @@ var deliberates = []deliberate{
 	{"the driver of a function that goes to vfio is not recorded", "internal/passthrough/passthrough.go", "	if err := b.changeRecord(unit, nil, now...); err != nil {", "	if err := error(nil); err != nil {"},
 	{"the journal does not write a record before the change", "internal/journal/journal.go", "	there, err := j.write(r)\n", "	there, err := disk.New, error(nil)\n"},
 	{"devices are handed over that processes have open", "internal/reclaim/reclaim.go", "	if why != \"\" {\n		return why, openInterval\n	}\n	isUnknown := of.isUnknown()", "	isUnknown := of.isUnknown()"},
-	{"a device is reset that has the name of another one", "internal/reclaim/reclaim.go", "	case known && r.Device.MayEqual(key):\n", "	case known:\n"},
+	{"a device is reset that has the name of another one", "internal/reclaim/rules.go", "	case known && r.Device.MayEqual(key):\n", "	case known:\n"},
 	{"devices are reset whose pods are not known", "internal/reclaim/reclaim.go", "		case isUnknown:\n			return \"\", 0 // no reset, which could hit a running process\n", ""},
 	{"the lock is released while a write goes on", "internal/ledger/lease.go", "			some = some || a.isChange()\n", "			_ = a\n"},
 	{"a claim whose Unprepare failed is ended later", "internal/ledger/ledger.go", "	err := l.end(uid, s)\n	if err == nil {\n		return nil\n	}\n", "	err := l.end(uid, s)\n	if err == nil {\n		return nil\n	}\n	time.AfterFunc(30*time.Second, func() { _ = l.end(uid, s) })\n"},

@@ -4,6 +4,8 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -70,26 +72,57 @@ type claimUsers struct {
 	lastRequest time.Time      // time of the last request to the API server
 }
 
+// claimPods are the pods of present claims.
+type claimPods struct {
+	config         *Config
+	requestPending atomic.Bool // a request to the API server is in progress
+
+	mu     sync.Mutex
+	claims map[types.UID]*claimUsers
+}
+
+// note records the pods of a claim that is about to be prepared.
+func (p *claimPods) note(claim types.UID, pods []types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	of := p.usersOf(claim)
+	of.reserved = union(of.reserved, pods)
+}
+
+// addTo adds the pods of a claim to users.
+func (p *claimPods) addTo(u users, claim types.UID) users {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return u.with(p.claims[claim])
+}
+
+// forget removes the pods of a claim that has ended.
+func (p *claimPods) forget(claim types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.claims, claim)
+}
+
 // askAll determines the pods of claims in the background. The kubelet lists by name a pod that
 // joins a prepared claim, and the pods of a PodGroup in a claim's reservation.
-func (c *Manager) askAll(ctx context.Context, claims []*ledger.Claim) {
-	if c.config.Users == nil || c.config.PodsOf == nil {
+func (p *claimPods) askAll(ctx context.Context, claims []*ledger.Claim) {
+	if p.config.Users == nil || p.config.PodsOf == nil {
 		return
 	}
 	due := false
 	for _, claim := range claims {
-		due = c.recordListed(claim, c.config.Users(claim.Owner())) || due
+		due = p.recordListed(claim, p.config.Users(claim.Owner())) || due
 	}
-	if !due || !c.requestPending.CompareAndSwap(false, true) {
+	if !due || !p.requestPending.CompareAndSwap(false, true) {
 		return
 	}
 	go func() {
-		defer c.requestPending.Store(false)
-		pods, err := c.config.PodsOf(ctx)
-		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer p.requestPending.Store(false)
+		pods, err := p.config.PodsOf(ctx)
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		for _, claim := range claims {
-			if of := c.claims[claim.UID]; of != nil {
+			if of := p.claims[claim.UID]; of != nil {
 				of.recordPods(claim.Namespace, pods, err)
 			}
 		}
@@ -98,16 +131,16 @@ func (c *Manager) askAll(ctx context.Context, claims []*ledger.Claim) {
 
 // recordListed records the pods that the kubelet lists with a claim, and reports whether the API
 // server must be queried for them.
-func (c *Manager) recordListed(claim *ledger.Claim, names []string) (due bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	of := c.usersOf(claim.UID)
+func (p *claimPods) recordListed(claim *ledger.Claim, names []string) (due bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	of := p.usersOf(claim.UID)
 	for _, name := range names {
 		if _, known := of.listedPods[name]; !known {
 			of.listedPods[name], of.lastRequest = Pod{}, time.Time{}
 		}
 	}
-	unknown := slices.ContainsFunc(slices.Collect(maps.Values(of.listedPods)), func(p Pod) bool { return p.UID == "" })
+	unknown := slices.ContainsFunc(slices.Collect(maps.Values(of.listedPods)), func(pod Pod) bool { return pod.UID == "" })
 	return unknown && time.Since(of.lastRequest) >= askInterval
 }
 
@@ -125,9 +158,9 @@ func (u *claimUsers) recordPods(namespace string, pods map[types.NamespacedName]
 }
 
 // usersOf returns the pods of a claim. The caller holds the mutex.
-func (c *Manager) usersOf(claim types.UID) *claimUsers {
-	if c.claims[claim] == nil {
-		c.claims[claim] = &claimUsers{listedPods: make(map[string]Pod)}
+func (p *claimPods) usersOf(claim types.UID) *claimUsers {
+	if p.claims[claim] == nil {
+		p.claims[claim] = &claimUsers{listedPods: make(map[string]Pod)}
 	}
-	return c.claims[claim]
+	return p.claims[claim]
 }
