@@ -55,6 +55,7 @@ func TestRequests(t *testing.T) {
 		connects bool // the agent connects to the API server, so each of its requests counts
 		happen   func()
 	}{
+		{"start with 8 GPUs alone", true, func() { startAfresh(t) }},
 		{"start", true, func() { startAfresh(t) }},
 		{"30 seconds at rest", false, func() { time.Sleep(30 * time.Second) }},
 		{"a claim", false, func() { apply(t, holder); running(t, "counted"); ready(t, "counted", device, metav1.ConditionTrue) }},
@@ -79,6 +80,15 @@ func TestRequests(t *testing.T) {
 		}},
 		{"a move to DRA", false, func() { moveTo(t, node.NodeName(), "DRA"); offers(t) }},
 	} {
+		switch s.name {
+		case "start with 8 GPUs alone":
+			usualAgain(t)
+			log.settle(t)
+			reconfigure(t, besides(t, withoutOthers, ""))
+			log.settle(t, "list pods status.nominatedNodeName") // the other devices have left DRA
+		case "start":
+			reconfigure(t, usual(t))
+		}
 		log.settle(t)
 		s.happen()
 		var watches []string
@@ -98,15 +108,21 @@ func TestRequests(t *testing.T) {
 		if most, there := page[s.name]; !there || n > most {
 			t.Errorf("%s: %d requests; the page says %d", s.name, n, most)
 		}
-		if s.name == "start" {
+		if most, there := page[s.name+", KB"]; there {
 			kilobytes := (bytesToAPIServer(t) + 999) / 1000
 			t.Logf("%s: %d KB", s.name, kilobytes)
-			if most := page["kilobytes at the start"]; kilobytes > most {
+			if kilobytes > most {
 				t.Errorf("%s: %d KB; the page says %d", s.name, kilobytes, most)
 			}
 		}
 	}
 }
+
+// withoutOthers leaves the GPUs in the slices, and /dev/kvm in the device plugin API.
+const withoutOthers = `
+exclude:
+- cel: '!(device.attributes["chandler.dev"].kind in ["gpu", "virtualization"])'
+`
 
 // isPeriodic reports whether a request may be due at any time. One of each kind is not counted.
 func isPeriodic(request string) bool {
@@ -128,7 +144,7 @@ func requestsOnPage(t *testing.T) map[string]int {
 	for _, row := range requestsRow.FindAllStringSubmatch(table, -1) {
 		page[row[1]], _ = strconv.Atoi(row[2])
 		if row[3] != "" {
-			page["kilobytes at the start"], _ = strconv.Atoi(row[3])
+			page[row[1]+", KB"], _ = strconv.Atoi(row[3])
 		}
 	}
 	return page
