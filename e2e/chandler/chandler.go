@@ -143,7 +143,7 @@ func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
 // on the simulated host, and waits until the agent runs. If the API server does not serve
 // resource.k8s.io, the objects of that group and the admission policies are omitted.
 func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
-	if err := p.applyAll(ctx, k, p.Manifest(config)); err != nil {
+	if err := p.ApplyObjects(ctx, k, p.Manifest(config)); err != nil {
 		return err
 	}
 	return p.Stand(ctx, k, HostDir)
@@ -152,7 +152,7 @@ func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) 
 // InstallHere applies the agent's manifests with the configuration in the file config, on the node
 // itself, with YAML patches of the DaemonSet, and waits until the agent runs.
 func (p Project) InstallHere(ctx context.Context, k *kubectl.Client, config string, patches ...string) error {
-	if err := p.applyAll(ctx, k, config); err != nil {
+	if err := p.ApplyObjects(ctx, k, config); err != nil {
 		return err
 	}
 	agent, err := p.patched(patches)
@@ -162,8 +162,9 @@ func (p Project) InstallHere(ctx context.Context, k *kubectl.Client, config stri
 	return stand(ctx, k, agent)
 }
 
-// applyAll applies all manifests of the agent except the DaemonSet.
-func (p Project) applyAll(ctx context.Context, k *kubectl.Client, config string) error {
+// ApplyObjects applies all manifests of the agent except the DaemonSet, with the configuration in the
+// file config.
+func (p Project) ApplyObjects(ctx context.Context, k *kubectl.Client, config string) error {
 	manifests := []string{p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest("network-policy.yaml"), config}
 	_, err := k.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
 	switch {

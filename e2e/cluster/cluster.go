@@ -59,6 +59,8 @@ type Config struct {
 	Audit []string
 	// Kubelet overrides fields of the KubeletConfiguration.
 	Kubelet map[string]any
+	// ControllerManager has further arguments of the controller manager.
+	ControllerManager []string
 	// Progress receives a message for each step of the start, unless it is nil.
 	Progress io.Writer
 }

@@ -222,7 +222,7 @@ rules:
 }
 
 func (c *Cluster) controllerManagerArgs() []string {
-	return append(c.clientArgs("kube-controller-manager"),
+	return append(append(c.clientArgs("kube-controller-manager"), c.cfg.ControllerManager...),
 		"--kube-api-burst=400",
 		"--kube-api-qps=200",
 		"--flex-volume-plugin-dir=/var/lib/kubelet/volumeplugins",

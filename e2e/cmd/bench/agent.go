@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -194,60 +192,3 @@ func (b *bench) forget(ctx context.Context, a *agent) error {
 
 // stateDir returns the agent's directory on the node.
 func (a *agent) stateDir() string { return "/var/lib/kubelet/plugins/" + a.driver }
-
-// A residence is the resident memory of a process, in bytes.
-type residence struct {
-	all  int64
-	anon int64 // the part of all that no file backs
-}
-
-// memory returns the resident memory of the agent's process.
-func (r *running) memory() (residence, error) {
-	pid, err := childOf(r.cmd.Process.Pid)
-	if err != nil {
-		return residence{}, err
-	}
-	status, err := os.ReadFile(filepath.Join("/proc", pid, "status"))
-	if err != nil {
-		return residence{}, err
-	}
-	var memory residence
-	for field, to := range map[string]*int64{"VmRSS": &memory.all, "RssAnon": &memory.anon} {
-		if *to, err = kilobytes(string(status), field); err != nil {
-			return residence{}, fmt.Errorf("process %s: %w", pid, err)
-		}
-	}
-	return memory, nil
-}
-
-// kilobytes returns a field that the status of a process states in kB. The result is in bytes.
-func kilobytes(status, field string) (int64, error) {
-	_, rest, _ := strings.Cut(status, field+":")
-	value, _, found := strings.Cut(rest, " kB")
-	if !found {
-		return 0, fmt.Errorf("its status states no %s", field)
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
-	return n << 10, err
-}
-
-// childOf returns the PID of the only child of a process. A command on the node is the child of the
-// process that entered the node for the command.
-func childOf(pid int) (string, error) {
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		return "", err
-	}
-	var children []string
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return "", err
-		}
-		children = append(children, strings.Fields(string(data))...)
-	}
-	if len(children) != 1 {
-		return "", fmt.Errorf("process %d has %d children", pid, len(children))
-	}
-	return children[0], nil
-}

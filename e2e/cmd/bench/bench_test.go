@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -66,15 +65,5 @@ func TestRotated(t *testing.T) {
 	}
 	if got != "bca" || claims[0].Name != "a" {
 		t.Errorf("rotated by 4: %s of %v", got, claims)
-	}
-}
-
-func TestKilobytes(t *testing.T) {
-	status := fmt.Sprintf("Name:\tx\nVmRSS:\t   %d kB\nRssAnon:\t 3 kB\n", 40)
-	if got, err := kilobytes(status, "VmRSS"); err != nil || got != 40<<10 {
-		t.Errorf("VmRSS: %d, %v", got, err)
-	}
-	if _, err := kilobytes(status, "RssFile"); err == nil {
-		t.Error("a field that is not there was found")
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"chandler.dev/e2e/cluster"
 )
 
 // comparedDevices is the number of devices of both drivers in comparisons.
@@ -26,7 +28,7 @@ func (b *bench) measureMemory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	published, used := make(map[*agent][]residence), make(map[*agent][]residence)
+	published, used := make(map[*agent][]cluster.Usage), make(map[*agent][]cluster.Usage)
 	for range b.rounds {
 		for _, a := range agents {
 			before, after, err := b.memoryOf(ctx, a, claims[a])
@@ -45,14 +47,14 @@ func (b *bench) measureMemory(ctx context.Context) error {
 }
 
 // memoryOf starts an agent and returns its resident memory after the start and after 100 claims.
-func (b *bench) memoryOf(ctx context.Context, a *agent, claims []*drapb.Claim) (before, after residence, err error) {
+func (b *bench) memoryOf(ctx context.Context, a *agent, claims []*drapb.Claim) (before, after cluster.Usage, err error) {
 	r, err := b.start(ctx, a)
 	if err != nil {
 		return before, after, err
 	}
 	defer func() { err = errors.Join(err, r.stop(), b.forget(ctx, a)) }()
 	time.Sleep(settled)
-	if before, err = r.memory(); err != nil {
+	if before, err = cluster.UsageOf(r.cmd); err != nil {
 		return before, after, err
 	}
 	var ignored measurement
@@ -62,16 +64,16 @@ func (b *bench) memoryOf(ctx context.Context, a *agent, claims []*drapb.Claim) (
 		}
 	}
 	time.Sleep(settled)
-	after, err = r.memory()
+	after, err = cluster.UsageOf(r.cmd)
 	return before, after, err
 }
 
 // megabytes formats the lowest and the highest sample of all memory, and of the memory that no file
 // backs.
-func megabytes(samples []residence) string {
+func megabytes(samples []cluster.Usage) string {
 	var all, anon []float64
 	for _, sample := range samples {
-		all, anon = append(all, float64(sample.all)/1e6), append(anon, float64(sample.anon)/1e6)
+		all, anon = append(all, float64(sample.Memory)/1e6), append(anon, float64(sample.Anonymous)/1e6)
 	}
 	return fmt.Sprintf("%.1f to %.1f (%.1f to %.1f)", slices.Min(all), slices.Max(all), slices.Min(anon), slices.Max(anon))
 }

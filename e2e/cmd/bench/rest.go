@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/cluster"
 )
 
 // watched is the time over which an idle agent is measured.
@@ -67,13 +66,13 @@ func (b *bench) restOf(ctx context.Context, a *agent, ids int) (used time.Durati
 		}
 	}
 	time.Sleep(settled)
-	before, err := r.processorTime()
+	before, err := cluster.UsageOf(r.cmd)
 	if err != nil {
 		return 0, err
 	}
 	time.Sleep(watched)
-	after, err := r.processorTime()
-	return after - before, err
+	after, err := cluster.UsageOf(r.cmd)
+	return after.CPU - before.CPU, err
 }
 
 // allocatable returns an error unless the node has the wanted number of allocatable amd.com/gpu.
@@ -86,30 +85,4 @@ func (b *bench) allocatable(ctx context.Context, want int) error {
 		return fmt.Errorf("%s of %d are allocatable", got.String(), want)
 	}
 	return nil
-}
-
-// processorTime returns the agent's processor time since its start, in steps of 10 ms.
-func (r *running) processorTime() (time.Duration, error) {
-	pid, err := childOf(r.cmd.Process.Pid)
-	if err != nil {
-		return 0, err
-	}
-	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ") // The text after the command name begins with the third field.
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("process %s: stat has %d fields", pid, 2+len(fields))
-	}
-	var ticks int64
-	for _, field := range fields[11:13] { // utime and stime, proc_pid_stat(5); in user space, Linux has 100 ticks per second
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("process %s: stat: %w", pid, err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
