@@ -30,6 +30,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/scan"
 	"chandler.dev/driver"
 	"chandler.dev/e2e/chandler"
 	"chandler.dev/internal/compile"
@@ -193,8 +194,8 @@ func (n *node) startAgent(settings agent.Settings) error {
 	config := agent.Config{
 		Version: "fleet", NodeName: n.name, Pod: chandler.Namespace + "/" + n.agentPod(), BootID: "boot",
 		FS: n.fleet.host, Families: families.All, Settings: settings, Changes: p.changes, Orders: orders, RescanInterval: rescanInterval,
-		Uevents: func(ctx context.Context, events chan discovery.Changes) error {
-			discovery.Changes{Everything: true}.Send(events)
+		Uevents: func(ctx context.Context, events chan scan.Changes) error {
+			scan.Changes{Everything: true}.Send(events)
 			<-ctx.Done()
 			return nil
 		},
