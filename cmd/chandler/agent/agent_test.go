@@ -258,13 +258,17 @@ func (n *node) prepareAgain(claim *resourceapi.ResourceClaim) error {
 // unprepare unprepares a claim, and checks that its CDI spec is gone.
 func (n *node) unprepare(claim *resourceapi.ResourceClaim) {
 	n.t.Helper()
-	unprepared, err := n.dra().UnprepareResourceClaims(n.t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, UID: claim.UID}})
+	unprepared, err := n.dra().UnprepareResourceClaims(n.t.Context(), claimNames(claim))
 	if err != nil || unprepared[claim.UID] != nil {
 		n.t.Errorf("unprepare: %v, %v", unprepared, err)
 	}
 	if specs, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*"+string(claim.UID)+"*")); len(specs) != 0 {
 		n.t.Errorf("CDI specs that are left: %q", specs)
 	}
+}
+
+func claimNames(claim *resourceapi.ResourceClaim) []kubeletplugin.NamespacedObject {
+	return []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, UID: claim.UID}}
 }
 
 // allocate allocates an ID to a container, and checks that the container gets the device node.

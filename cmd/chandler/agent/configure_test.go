@@ -31,7 +31,7 @@ func TestConfigureByHostService(t *testing.T) {
 			},
 		}
 	}
-	service := &hostService{moments: -1, config: hostservice.Config{Host: k.Host(), Families: []*discovery.Family{family(func(want string) error { has = want; return nil })}}}
+	service := &hostService{config: hostservice.Config{Host: k.Host(), Families: []*discovery.Family{family(func(want string) error { has = want; return nil })}}}
 	service.start()
 	l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
 	if problems, err := l.Open(t.Context()); err != nil || len(problems) > 0 {

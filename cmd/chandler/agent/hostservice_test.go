@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"errors"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -16,15 +15,12 @@ import (
 	"chandler.dev/internal/hostservice"
 )
 
-// hostService is a transport to a host service that can be missing, and that can be killed at any
-// request for a change.
+// hostService is a transport to a host service that can be missing.
 type hostService struct {
 	config hostservice.Config
 
-	mu      sync.Mutex
-	server  *hostservice.Server // nil while it is missing
-	moments int                 // moments until it is killed, -1 for never: before or after each change
-	deaths  int
+	mu     sync.Mutex
+	server *hostservice.Server // nil while it is missing
 }
 
 func (s *hostService) start() {
@@ -36,19 +32,7 @@ func (s *hostService) start() {
 func (s *hostService) kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.server, s.deaths = nil, s.deaths+1
-}
-
-// passMoment reports whether the service is still there after the next moment.
-func (s *hostService) passMoment() bool {
-	s.mu.Lock()
-	s.moments--
-	dies := s.moments == -1
-	s.mu.Unlock()
-	if dies {
-		s.kill()
-	}
-	return !dies
+	s.server = nil
 }
 
 // RoundTrip implements [http.RoundTripper].
@@ -56,15 +40,11 @@ func (s *hostService) RoundTrip(r *http.Request) (*http.Response, error) {
 	s.mu.Lock()
 	server := s.server
 	s.mu.Unlock()
-	changes := r.Method == http.MethodPut
-	if server == nil || changes && !s.passMoment() {
+	if server == nil {
 		return nil, syscall.ECONNREFUSED
 	}
 	recorder := httptest.NewRecorder()
 	server.Handler().ServeHTTP(recorder, r)
-	if changes && !s.passMoment() {
-		return nil, errors.New("EOF")
-	}
 	return recorder.Result(), nil
 }
 
@@ -73,7 +53,7 @@ type blind struct{ fs.FS }
 
 // ReadDir implements [fs.ReadDirFS].
 func (b blind) ReadDir(name string) ([]fs.DirEntry, error) {
-	if strings.HasPrefix(name, "proc/") {
+	if process, ok := strings.CutPrefix(name, "proc/"); ok && process[0] >= '0' && process[0] <= '9' {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
 	}
 	return fs.ReadDir(b.FS, name)
@@ -90,7 +70,7 @@ func (b blind) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(b.FS, n
 
 // serve makes a node's configuration that of an agent without privilege beside a host service.
 func serve(r *rebinding, config Config) (Config, *hostService) {
-	s := &hostService{moments: -1, config: hostservice.Config{Host: r.Host(), Allowed: hostservice.ListAttributes(), Write: r.Write}}
+	s := &hostService{config: hostservice.Config{Host: r.Host(), Allowed: hostservice.ListAttributes(), Write: r.Write}}
 	s.start()
 	config.FS, config.Write = blind{config.FS}, nil
 	config.HostService = hostservice.NewClient("/run/chandler/host", s)
@@ -134,66 +114,6 @@ func TestPassthroughByHostService(t *testing.T) {
 		r.bound("nvme", time.Minute)
 		stop()
 	})
-}
-
-// The host service is killed before and after each request for a change, and starts again. The
-// claim gets the disk, and the disk returns to its driver.
-func TestHostServiceIsKilled(t *testing.T) {
-	for _, when := range []string{"taken", "returned"} {
-		for step := 0; ; step++ {
-			died := false
-			synctest.Test(t, func(t *testing.T) {
-				r := newRebinding(t)
-				config, s := serve(r, r.config(&rules.Rules{Mode: "DRA"}))
-				stop := r.run(config)
-				r.offers(diskName, "")
-				vm := r.claim("vm", "vfio")
-				dies := func(when bool) {
-					s.mu.Lock()
-					defer s.mu.Unlock()
-					if when {
-						s.moments = step
-					}
-				}
-				dies(when == "taken")
-				go func() {
-					for range 200 {
-						time.Sleep(time.Second)
-						s.mu.Lock()
-						down := s.server == nil
-						s.mu.Unlock()
-						if down {
-							s.start()
-						}
-					}
-				}()
-				for range 5 {
-					if r.prepareAgain(vm) == nil {
-						break
-					}
-					time.Sleep(2 * time.Second)
-				}
-				r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-				r.bound("vfio-pci", 0)
-				dies(when == "returned")
-				r.unprepare(vm)
-				r.bound("nvme", time.Minute)
-				stop()
-				died = s.deaths > 0
-				time.Sleep(5 * time.Minute) // until the service is no longer watched
-			})
-			if !died {
-				if step < 6 {
-					t.Errorf("%s: killed at %d moments", when, step)
-				}
-				t.Logf("%s: killed at %d moments", when, step)
-				break
-			}
-			if t.Failed() {
-				t.Fatalf("%s: killed at moment %d", when, step)
-			}
-		}
-	}
 }
 
 // A write that the kernel delays is reported, and the function keeps its lease, until the service

@@ -324,11 +324,17 @@ func (k *Kernel) Reboot() {
 // FS returns the host's files.
 func (k *Kernel) FS() fs.FS {
 	k.t.Helper()
-	fsys, err := hostfs.Open(k.Dir)
+	fsys, err := Open(k.Dir)
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	return host{fsys}
+	return fsys
+}
+
+// Open returns the files of a host of [New] by its directory, for other processes.
+func Open(dir string) (fs.FS, error) {
+	fsys, err := hostfs.Open(dir)
+	return host{fsys}, err
 }
 
 // Host returns the host for discovery.
