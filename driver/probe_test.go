@@ -40,6 +40,7 @@ func TestProbe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.serve(fake.NewClientset())
+			eventually(t, "the end of the helper's start", b.serving.Load)
 			if err := b.probe(t, 10*time.Second); err != nil {
 				t.Fatalf("unharmed: %v", err)
 			}

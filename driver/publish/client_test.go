@@ -5,6 +5,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
@@ -53,6 +54,9 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 		expect("update of "+name, updated, i)
 		expect("what was written by the update of "+name, written, i)
 		event := <-events.ResultChan()
+		for event.Type == watch.Added { // the watch begins with the existing slices, which it may have read before the update
+			event = <-events.ResultChan()
+		}
 		expect("watch", event.Object.(*resourceapi.ResourceSlice), i)
 	}
 	events.Stop()
