@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 )
 
 // Work changes the host so that a device gets the requested configuration. Work may take longer
@@ -49,6 +50,7 @@ func (f *Family) configureDevice(host *Host, d Device, want Parameters) (Device,
 	if err != nil {
 		return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
 	}
+	now.Attributes = maps.Clone(now.Attributes) // the family may return the device of a snapshot
 	if now.Attributes == nil {
 		now.Attributes = Attributes{}
 	}

@@ -28,6 +28,9 @@ func TestConfigurers(t *testing.T) {
 	if now.Source != "sys/new" || now.Attributes.String("afuID") != "1" || now.Attributes.String("family") != "fpga" {
 		t.Errorf("not read again: %+v", now)
 	}
+	if family := described.Attributes.String("family"); family != "" {
+		t.Errorf("the family's device is modified: it has the family %q", family)
+	}
 	if !now.Health.Stale || now.PartOf == nil || len(now.PluginOffers) > 0 {
 		t.Errorf("what was made of it since it was found is lost: %+v", now)
 	}

@@ -145,17 +145,24 @@ func (v *View) RenumberedNodes(g *Grant) string {
 }
 
 // OwnerOf returns the owner by api whose allocation blocks the other API from a physical device, or
-// "". A device with unlimited sharing has no owner.
+// "". A device with unlimited sharing has no owner. While the kubelet has not reported the devices of
+// containers, a container perhaps has each physical device.
 func (v *View) OwnerOf(api discovery.Mode, silicon string) (who string) {
+	who = v.KnownOwner(api, silicon)
+	if who == "" && api == discovery.ModeDevicePlugin {
+		return v.unknownOwner
+	}
+	return who
+}
+
+// KnownOwner is [View.OwnerOf] without the containers that perhaps have a physical device.
+func (v *View) KnownOwner(api discovery.Mode, silicon string) (who string) {
 	q := query{api: discovery.ModeDRA, onlyAPI: api, wanted: []Hold{{Device: silicon, Silicon: silicon, Whole: true}}, stock: v.stock}
 	if api == discovery.ModeDRA {
 		q.api = discovery.ModeDevicePlugin
 	}
 	if b := v.index.findBlocked(q); b != nil {
 		return b.ownerText
-	}
-	if api == discovery.ModeDevicePlugin {
-		return v.unknownOwner
 	}
 	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"slices"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -87,7 +88,7 @@ func PlaceDevices(before map[string]discovery.Mode, devices []rules.Offered, vie
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
 	}
-	all := siliconOf(devices, view.Grants())
+	all := siliconOf(devices, view.Grants(), p.API)
 	for silicon := range facts.Changing {
 		if _, there := all[silicon]; !there {
 			all[silicon] = wantedMode{} // the earlier settings exclude all present devices
@@ -104,9 +105,10 @@ type wantedMode struct {
 	mode      discovery.Mode // the same for all devices of one physical device: see rules.Rules
 	open      bool           // all devices have unlimited sharing
 	viaPlugin bool           // a container has one of the devices by the device-plugin API
+	members   []string       // the devices that have been physical devices of their own, such as the functions of a card
 }
 
-func siliconOf(devices []rules.Offered, grants []*ledger.Grant) map[string]wantedMode {
+func siliconOf(devices []rules.Offered, grants []*ledger.Grant, before map[string]discovery.Mode) map[string]wantedMode {
 	had := make(map[string]bool)
 	for _, g := range grants {
 		for _, name := range g.Devices {
@@ -117,7 +119,10 @@ func siliconOf(devices []rules.Offered, grants []*ledger.Grant) map[string]wante
 	for i := range devices {
 		d := &devices[i]
 		s, seen := all[d.Silicon()]
-		all[d.Silicon()] = wantedMode{d.Mode, d.Shareable && (s.open || !seen), s.viaPlugin || had[d.Name]}
+		if _, apart := before[d.Name]; apart && d.Name != d.Silicon() {
+			s.members = append(s.members, d.Name)
+		}
+		all[d.Silicon()] = wantedMode{d.Mode, d.Shareable && (s.open || !seen), s.viaPlugin || had[d.Name], s.members}
 	}
 	return all
 }
@@ -127,6 +132,9 @@ func (p *Placement) placeSilicon(silicon string, s wantedMode, view *ledger.View
 	now, wanted := p.API[silicon], s.mode
 	if wanted == discovery.ModeAuto {
 		wanted = facts.AutoMode
+	}
+	if slices.ContainsFunc(s.members, func(name string) bool { return p.API[name] != now }) {
+		now = discovery.ModeAuto // it is not known which of the decisions is the last one
 	}
 	if now == discovery.ModeAuto && !s.open {
 		now = holdingAPI(silicon, view)
@@ -159,7 +167,7 @@ func (p *Placement) placeSilicon(silicon string, s wantedMode, view *ledger.View
 		default:
 			reason = fmt.Sprintf("moves to API %s once it is free of %s", wanted, who)
 			p.To[silicon] = wanted
-			if known {
+			if known && (wanted == discovery.ModeDevicePlugin || view.KnownOwner(discovery.ModeDevicePlugin, silicon) != "") {
 				now = cmp.Or(now, otherAPI(wanted))
 			}
 		}
@@ -169,6 +177,9 @@ func (p *Placement) placeSilicon(silicon string, s wantedMode, view *ledger.View
 	}
 	if now != discovery.ModeAuto {
 		p.API[silicon] = now
+		for _, name := range s.members {
+			p.API[name] = now
+		}
 	}
 }
 
@@ -209,7 +220,7 @@ func otherAPI(api discovery.Mode) discovery.Mode {
 // holdingAPI returns the API that has allocated the physical device, or "".
 func holdingAPI(silicon string, view *ledger.View) discovery.Mode {
 	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
-		if view.OwnerOf(api, silicon) != "" {
+		if view.KnownOwner(api, silicon) != "" {
 			return api
 		}
 	}

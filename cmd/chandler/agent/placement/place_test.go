@@ -129,6 +129,48 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// While it is unknown which devices containers have, no API offers a device without a recorded
+// decision.
+func TestPlaceWithoutKnownContainers(t *testing.T) {
+	l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot", Listings: true})
+	if problems, err := l.Open(t.Context()); err != nil || len(problems) > 0 {
+		t.Fatal(err, problems)
+	}
+	devices := []rules.Offered{{Device: discovery.Device{Name: "gpu"}}}
+	for before, want := range map[discovery.Mode]discovery.Mode{none: none, classic: classic, dra: dra} {
+		for _, auto := range []discovery.Mode{none, dra} {
+			p := PlaceDevices(map[string]discovery.Mode{"gpu": before}, devices, l.View(&ledger.Present{}), Facts{AutoMode: auto})
+			if moving := p.Moving["gpu"] != ""; p.API["gpu"] != want || moving != (before == none || before != auto && auto != none) {
+				t.Errorf("API %q before, node %q: API %q, moving %t", before, auto, p.API["gpu"], moving)
+			}
+		}
+	}
+}
+
+// A card whose second function was unreadable for a while has decisions for the card and for its
+// functions. If they differ, no API offers the card before the API server names neither function.
+func TestPlaceJoinsDecisions(t *testing.T) {
+	card := &discovery.Silicon{Name: "card"}
+	devices := []rules.Offered{{Device: discovery.Device{Name: "a", PartOf: card}}, {Device: discovery.Device{Name: "b", PartOf: card}}}
+	place := func(before map[string]discovery.Mode, facts Facts) Placement {
+		return PlaceDevices(before, devices, viewOf(nil, nil), facts)
+	}
+	stale := map[string]discovery.Mode{"card": classic, "a": dra, "b": dra}
+	if p := place(stale, Facts{}); p.Moving["card"] == "" {
+		t.Errorf("the node's API is unknown: %+v", p)
+	}
+	if p := place(stale, Facts{AutoMode: classic, Published: &Published{BySilicon: map[string]string{"card": "claim"}}}); p.Moving["card"] == "" || p.API["card"] != dra {
+		t.Errorf("a claim is allocated a function: %+v", p)
+	}
+	p := place(stale, Facts{AutoMode: classic, Published: &Published{}})
+	if p.Moving["card"] != "" || p.API["card"] != classic || p.API["a"] != classic || p.API["b"] != classic {
+		t.Errorf("no claim is allocated a function: %+v", p)
+	}
+	if p := place(p.API, Facts{}); p.Moving["card"] != "" || p.API["card"] != classic {
+		t.Errorf("the decisions agree: %+v", p)
+	}
+}
+
 // A physical device moves when all its partitions are free, and then as a whole. Unlimited sharing
 // of one partition does not apply to the physical device.
 func TestPlaceMovesSiliconAsOne(t *testing.T) {
