@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/overdue"
 )
 
@@ -53,12 +54,22 @@ func (c *Change) subject() string {
 	return c.Name
 }
 
-// HoldsOn returns the holds of all devices on PCI functions.
+// HoldsOn returns the holds of all devices on PCI functions. A function without a device in s, such
+// as one whose device was just excluded, has the hold of the device with the name of the function: a
+// container may have got it before.
 func HoldsOn(s Stock, functions ...string) (holds []Hold) {
+	known := make(map[string]bool)
 	for _, name := range s.Names() {
 		d, _ := s.Device(name)
-		if slices.ContainsFunc(functions, func(function string) bool { return d.Source == function || strings.HasPrefix(d.Source, function+"/") }) {
+		on := slices.IndexFunc(functions, func(function string) bool { return d.Source == function || strings.HasPrefix(d.Source, function+"/") })
+		if on >= 0 {
+			known[functions[on]] = true
 			holds = append(holds, DeviceHold(d.Name, d.Silicon()))
+		}
+	}
+	for _, function := range functions {
+		if !known[function] {
+			holds = append(holds, DeviceHold(discovery.DeviceName(sysfs.At(nil, function)), ""))
 		}
 	}
 	return holds

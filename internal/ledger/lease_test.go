@@ -96,6 +96,27 @@ func TestLeaseOfDevice(t *testing.T) {
 	}
 }
 
+// A container may have got a device just before the configuration excluded it. A change of its
+// function is refused although the device is no longer among the present devices.
+func TestLeaseOfExcludedDevice(t *testing.T) {
+	const name, function = "pci-0000-02-00-0", "sys/devices/pci0000:00/0000:02:00.0"
+	k := newKubelet(t, Config{}, name)
+	k.says(podsSay(true, nil))
+	change := Change{Name: "driver", API: dra, Devices: HoldsOn(stock{}, function)}
+	lease, b := k.Leases.LeaseDevices(change, stock{})
+	if b != nil {
+		t.Fatal(b)
+	}
+	if err := k.give(name); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+		t.Errorf("a container gets it: %v", err)
+	}
+	lease.Release()
+	k.mustGive(name)
+	if _, b := k.Leases.LeaseDevices(change, stock{}); b == nil {
+		t.Error("leased while a container has it")
+	}
+}
+
 // A lease on all devices of a change is refused while a claim has one of them, whatever physical
 // device the claim recorded. So the virtual functions of an adapter are not removed while they are
 // parts of an IOMMU group.
