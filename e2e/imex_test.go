@@ -58,15 +58,7 @@ func TestIMEXChannels(t *testing.T) {
 		t.Skip("the API server drops the capacity of shared devices, so that each channel is a device")
 	}
 	const channels = 3
-	undo, err := project.LayOutMachine(within(t), node.Node, imexDir, imexHost)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := undo(); err != nil {
-			t.Error(err)
-		}
-	})
+	layOutMachine(t, imexDir, imexHost)
 	t.Cleanup(func() {
 		if err := project.Stand(within(t), kube, chandler.HostDir); err != nil {
 			t.Error(err)

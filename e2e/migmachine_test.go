@@ -110,15 +110,7 @@ func standAmongMIG(t *testing.T, config string) {
 	if err := node.LoadImage(within(t), image); err != nil {
 		t.Fatal(err)
 	}
-	undo, err := project.LayOutMachine(within(t), node.Node, migDir, migHost)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := undo(); err != nil {
-			t.Error(err)
-		}
-	})
+	layOutMachine(t, migDir, migHost)
 	patch, err := os.ReadFile(project.Manifest("examples/host-service-patch.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -214,4 +206,18 @@ func devicesCut() ([]string, error) {
 	}
 	slices.Sort(names)
 	return names, err
+}
+
+// layOutMachine creates a recorded host in a directory of the node until the test ends.
+func layOutMachine(t *testing.T, dir, host string) {
+	t.Helper()
+	undo, err := project.LayOutMachine(within(t), node.Node, dir, host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := undo(); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -33,7 +33,7 @@ func DescribeFunction(host *discovery.Host, function sysfs.Device) (discovery.De
 	d.Attributes.SetString("pciDevice", id.Device)
 	d.Attributes.SetString("driver", function.Driver())
 	d.Attributes.SetString("function", "physical")
-	if physical, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(physical.Name()) {
+	if physical := PhysicalFunction(function); physical.Path != function.Path {
 		d.Attributes.SetString("function", "virtual")
 		d.Attributes.SetString("parent", discovery.DeviceName(physical))
 		d.PartOf = &discovery.Silicon{Name: discovery.DeviceName(physical)}

@@ -3,7 +3,6 @@ package reclaim
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"path"
 	"strings"
 
@@ -31,7 +30,7 @@ func isPart(d discovery.Device) bool {
 // notifies the driver before and after, and resets a bus only if no other device is on the bus
 // (pci_reset_function and pci_parent_bus_reset in drivers/pci/pci.c).
 func (t *resetter) reset(r *record, d discovery.Device, rule *Rule) error {
-	function, ok := functionOf(t.config.Host.FS, d)
+	function, ok := sysfs.At(t.config.Host.FS, d.Source).PCIFunction()
 	if !ok {
 		return errors.New("it belongs to no PCI function")
 	}
@@ -88,14 +87,4 @@ func (t *resetter) write(function sysfs.Device, attribute, value string) error {
 		return fmt.Errorf("function %s: write %q to %s: %w", function.Name(), value, attribute, err)
 	}
 	return nil
-}
-
-// functionOf returns the PCI function that contains a device, or that is the device.
-func functionOf(host fs.FS, d discovery.Device) (sysfs.Device, bool) {
-	for dir := d.Source; dir != "." && dir != "/" && dir != ""; dir = path.Dir(dir) {
-		if sysfs.IsPCIAddress(path.Base(dir)) {
-			return sysfs.At(host, dir), true
-		}
-	}
-	return sysfs.Device{}, false
 }

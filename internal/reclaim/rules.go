@@ -8,6 +8,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pci"
+	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/overdue"
 )
 
@@ -71,7 +72,7 @@ func (s *ruleSelector) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
 		return <-read, nil
 	}
 	key := discovery.DeviceKey{Identity: d.Identity}
-	if function, ok := functionOf(s.config.Host.FS, d); ok {
+	if function, ok := sysfs.At(s.config.Host.FS, d.Source).PCIFunction(); ok {
 		key.Function = function.Name()
 	}
 	return key, err
@@ -116,7 +117,7 @@ func (s *ruleSelector) isOther(source string) bool {
 // isDivided reports whether a directory is of a function with virtual functions. Such a function is
 // not offered.
 func (s *ruleSelector) isDivided(source string) bool {
-	function, ok := functionOf(s.config.Host.FS, discovery.Device{Source: source})
+	function, ok := sysfs.At(s.config.Host.FS, source).PCIFunction()
 	if !ok {
 		return false
 	}

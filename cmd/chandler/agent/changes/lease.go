@@ -44,8 +44,8 @@ func (g leaseGuard) requireLease(configure discovery.Configurer, stock func() le
 		}
 		change := ledger.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}}
 		var key discovery.DeviceKey
-		if function, ok := functionOf(d.Source); ok {
-			key = discovery.FunctionKey(g.host, function)
+		if function, ok := sysfs.At(g.host.FS, d.Source).PCIFunction(); ok {
+			key = discovery.FunctionKey(g.host, function.Path)
 			change.Functions = []discovery.DeviceKey{key}
 		}
 		if g.service != nil {
@@ -66,16 +66,6 @@ func (g leaseGuard) requireLease(configure discovery.Configurer, stock func() le
 			return work(ctx)
 		}, nil
 	}
-}
-
-// functionOf returns the directory of the PCI function at or above a kernel directory.
-func functionOf(dir string) (string, bool) {
-	for ; dir != "." && dir != "/" && dir != ""; dir = path.Dir(dir) {
-		if sysfs.IsPCIAddress(path.Base(dir)) {
-			return dir, true
-		}
-	}
-	return "", false
 }
 
 // ErrNoLease is the error of a write to a PCI function without a lease. Such a write is a defect of
@@ -132,6 +122,6 @@ func functionWritten(name, value string) string {
 	if strings.HasPrefix(name, "sys/bus/pci/") && !strings.HasPrefix(name, "sys/bus/pci/devices/") {
 		return "sys/bus/pci/devices/" + strings.TrimSpace(value)
 	}
-	function, _ := functionOf(name)
-	return function
+	function, _ := sysfs.At(nil, name).PCIFunction()
+	return function.Path
 }
