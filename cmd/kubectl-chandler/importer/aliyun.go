@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // aliyun reads configurations of Aliyun GPU sharing (cmd/nvidia in
@@ -46,7 +47,7 @@ func (a *aliyun) finishSettings() {
 	a.settings.finishOptions()
 	unit := a.settings.get("memory-unit")
 	size := "1Gi"
-	switch strings.ToLower(unit.text()) {
+	switch strings.ToLower(unit.Text()) {
 	case "", "gib", "g", "gi":
 	case "mib", "m", "mi":
 		size = "1Mi"
@@ -56,11 +57,11 @@ func (a *aliyun) finishSettings() {
 	}
 	a.im.shareMemory(unit, "aliyun.com/gpu-mem", size)
 	a.im.noteRemark(unit, "the memory of GPUs is known where chandler-host runs")
-	a.im.noteRemark(value{file: unit.file}, "the scheduler extender and its annotations are no longer needed: the agent selects a GPU with enough memory left, and the kubelet rejects a pod if no GPU has enough")
+	a.im.noteRemark(source.Value{File: unit.File}, "the scheduler extender and its annotations are no longer needed: the agent selects a GPU with enough memory left, and the kubelet rejects a pod if no GPU has enough")
 }
 
 // shareMemory shares the memory of NVIDIA GPUs in units.
-func (im *importer) shareMemory(from value, name, unit string) {
+func (im *importer) shareMemory(from source.Value, name, unit string) {
 	size := resource.MustParse(unit)
 	im.addSharing(from, nvidiaFull, v1alpha1.Sharing{Resource: name, Unit: &size})
 }

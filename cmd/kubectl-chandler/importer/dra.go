@@ -8,6 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 	"chandler.dev/cmd/kubectl-chandler/replaced"
 	"chandler.dev/cmd/kubectl-chandler/validation"
 )
@@ -17,14 +19,14 @@ import (
 type dra struct {
 	im      *importer
 	format  *format
-	objects []value
+	objects []source.Value
 	kept    map[string]bool // the classes among the objects that are written, by name
 }
 
 // An object is a translated object.
 type object struct {
 	node *yaml.Node
-	from value
+	from source.Value
 }
 
 // draFormat is the name of the format.
@@ -43,23 +45,23 @@ func newDRA(im *importer) *format {
 		name:   draFormat,
 		forms:  "ResourceClaim, ResourceClaimTemplate, DeviceClass",
 		is:     isForeign,
-		read:   func(v value) { d.objects = append(d.objects, v) },
+		read:   func(v source.Value) { d.objects = append(d.objects, v) },
 		finish: d.translateObjects,
 	}
 	return d.format
 }
 
 // isForeign reports whether an object selects devices of a DRA driver that Chandler replaces.
-func isForeign(v value) bool {
-	if !strings.HasPrefix(v.at("apiVersion").text(), "resource.k8s.io/") {
+func isForeign(v source.Value) bool {
+	if !strings.HasPrefix(v.At("apiVersion").Text(), "resource.k8s.io/") {
 		return false
 	}
-	switch v.at("kind").text() {
+	switch v.At("kind").Text() {
 	case kindClaim, kindTemplate:
-		return mentionsDriver(v.at("spec").node)
+		return mentionsDriver(v.At("spec").Node)
 	case kindClass:
-		_, known := replaced.Classes[v.at("metadata", "name").text()]
-		return known || mentionsDriver(v.at("spec").node)
+		_, known := replaced.Classes[v.At("metadata", "name").Text()]
+		return known || mentionsDriver(v.At("spec").Node)
 	}
 	return false
 }
@@ -86,8 +88,8 @@ func mentionsDriver(node *yaml.Node) bool {
 // translateObjects writes the objects, after all files were read.
 func (d *dra) translateObjects() {
 	for _, v := range d.objects {
-		if v.at("kind").text() == kindClass && !d.isReplaced(v) {
-			d.kept[v.at("metadata", "name").text()] = true
+		if v.At("kind").Text() == kindClass && !d.isReplaced(v) {
+			d.kept[v.At("metadata", "name").Text()] = true
 		}
 	}
 	for _, v := range d.objects {
@@ -97,51 +99,51 @@ func (d *dra) translateObjects() {
 
 // isReplaced reports whether a class of Chandler has the same devices and the same extended
 // resource as the class that a driver installs.
-func (d *dra) isReplaced(v value) bool {
-	name := v.at("metadata", "name").text()
-	if replaced.Classes[name].Own == "" || len(v.at("spec", "config").items()) > 0 {
+func (d *dra) isReplaced(v source.Value) bool {
+	name := v.At("metadata", "name").Text()
+	if replaced.Classes[name].Own == "" || len(v.At("spec", "config").ListItems()) > 0 {
 		return false
 	}
-	extended := v.at("spec", "extendedResourceName").text()
+	extended := v.At("spec", "extendedResourceName").Text()
 	return extended == "" || extended == replaced.Classes[name].Extended
 }
 
 // translateObject writes the translation of an object, or notes why there is none.
-func (d *dra) translateObject(v value) {
-	at := v.as(strings.TrimSpace(v.at("kind").text() + " " + cmp.Or(v.at("metadata", "name").text(), v.at("metadata", "generateName").text())))
-	isPod := func(owner value) bool { return owner.at("kind").text() == "Pod" }
+func (d *dra) translateObject(v source.Value) {
+	at := v.WithText(strings.TrimSpace(v.At("kind").Text() + " " + cmp.Or(v.At("metadata", "name").Text(), v.At("metadata", "generateName").Text())))
+	isPod := func(owner source.Value) bool { return owner.At("kind").Text() == "Pod" }
 	switch {
-	case slices.ContainsFunc(v.at("metadata", "ownerReferences").items(), isPod):
+	case slices.ContainsFunc(v.At("metadata", "ownerReferences").ListItems(), isPod):
 		d.im.noteRemark(at, "is not written: Kubernetes creates this claim for a pod, from a template or for an extended resource")
 		return
-	case v.at("kind").text() == kindClass && d.isReplaced(v):
-		d.im.noteRemark(at, "is not written: the class %s of Chandler has the devices", replaced.Classes[v.at("metadata", "name").text()].Own)
+	case v.At("kind").Text() == kindClass && d.isReplaced(v):
+		d.im.noteRemark(at, "is not written: the class %s of Chandler has the devices", replaced.Classes[v.At("metadata", "name").Text()].Own)
 		return
 	}
-	v.node = cloneNode(v.node)
-	t := &draObject{dra: d, class: v.at("kind").text() == kindClass}
-	devices := v.at("spec")
-	switch v.at("kind").text() {
+	v.Node = yamlnode.Clone(v.Node)
+	t := &draObject{dra: d, class: v.At("kind").Text() == kindClass}
+	devices := v.At("spec")
+	switch v.At("kind").Text() {
 	case kindTemplate:
-		devices = v.at("spec", "spec", "devices")
+		devices = v.At("spec", "spec", "devices")
 	case kindClaim:
-		devices = v.at("spec", "devices")
+		devices = v.At("spec", "devices")
 	}
 	t.translateDevices(devices)
-	cleanObject(v.node)
+	cleanObject(v.Node)
 	if !t.lost {
-		if left := findForeign(v.at("spec")); left.isPresent() {
+		if left := findForeign(v.At("spec")); left.IsPresent() {
 			t.lose(left, "belongs to another driver, and has no counterpart here")
 		}
 	}
 	if !t.lost {
-		t.validate(at, v.node)
+		t.validate(at, v.Node)
 	}
 	if t.lost {
 		d.im.noteResult(at, "is not written, because a part of it has no counterpart; pods that need it stay Pending")
 		return
 	}
-	blockStyle(v.node)
+	yamlnode.SetBlockStyle(v.Node)
 	for _, driver := range t.drivers {
 		for _, family := range driver.Families {
 			if !slices.Contains(d.format.families, family) {
@@ -149,7 +151,7 @@ func (d *dra) translateObject(v value) {
 			}
 		}
 	}
-	d.im.objects = append(d.im.objects, object{v.node, at})
+	d.im.objects = append(d.im.objects, object{v.Node, at})
 }
 
 // draObject is the state of the translation of one object.
@@ -163,13 +165,13 @@ type draObject struct {
 }
 
 // lose notes a part of the object without a counterpart. The object is then not written.
-func (t *draObject) lose(v value, format string, args ...any) {
+func (t *draObject) lose(v source.Value, format string, args ...any) {
 	t.lost = true
 	t.im.notePodChange(v, format, args...)
 }
 
 // validate checks the object with the code of kubectl chandler validate.
-func (t *draObject) validate(at value, node *yaml.Node) {
+func (t *draObject) validate(at source.Value, node *yaml.Node) {
 	data, err := yaml.Marshal(node)
 	if err == nil {
 		err = validation.CheckObject(data)
@@ -180,19 +182,19 @@ func (t *draObject) validate(at value, node *yaml.Node) {
 }
 
 // translateDevices translates the part of an object that all kinds have in common.
-func (t *draObject) translateDevices(devices value) {
-	for _, request := range devices.at("requests").items() {
+func (t *draObject) translateDevices(devices source.Value) {
+	for _, request := range devices.At("requests").ListItems() {
 		t.total++
-		t.request(request, request.at("name").text())
+		t.request(request, request.At("name").Text())
 	}
 	if t.class {
 		t.total = 1
 		t.selectors(devices)
 		t.requireDriver(devices)
 	}
-	for _, constraint := range devices.at("constraints").items() {
+	for _, constraint := range devices.At("constraints").ListItems() {
 		for _, field := range []string{"matchAttribute", "distinctAttribute"} {
-			t.constraint(constraint.at(field))
+			t.constraint(constraint.At(field))
 		}
 	}
 	t.configs(devices)
@@ -200,23 +202,23 @@ func (t *draObject) translateDevices(devices value) {
 
 // request translates a request, whose fields are in the request itself in v1beta1, and otherwise in
 // exactly or in the alternatives of firstAvailable.
-func (t *draObject) request(v value, name string) {
-	if exactly := v.at("exactly"); exactly.isMap() {
+func (t *draObject) request(v source.Value, name string) {
+	if exactly := v.At("exactly"); exactly.IsMap() {
 		t.request(exactly, name)
 	}
 	t.alternatives(v, name)
-	class := v.at("deviceClassName")
-	if !class.isText() {
+	class := v.At("deviceClassName")
+	if !class.IsText() {
 		return
 	}
-	foreign := replaced.DriverOf(class.text()) != nil || mentionsDriver(v.at("selectors").node)
+	foreign := replaced.DriverOf(class.Text()) != nil || mentionsDriver(v.At("selectors").Node)
 	t.selectors(v)
-	known, ok := replaced.Classes[class.text()]
+	known, ok := replaced.Classes[class.Text()]
 	switch {
-	case t.kept[class.text()]:
+	case t.kept[class.Text()]:
 	case !ok:
 		switch {
-		case strings.HasSuffix(class.text(), ".chandler.dev"):
+		case strings.HasSuffix(class.Text(), ".chandler.dev"):
 		case foreign:
 			t.im.notePodChange(class, "the class is not in the files: import it too, because it selects devices of another driver, and the request now needs devices of Chandler")
 		default:
@@ -226,47 +228,47 @@ func (t *draObject) request(v value, name string) {
 		t.lose(class, "%s", replaced.DriverOf(known.Driver).Unserved)
 		return
 	default:
-		class.node.Value = known.Own
+		class.Node.Value = known.Own
 		t.use(replaced.DriverOf(known.Driver))
 		if known.CEL != "" {
-			prependSelector(v.node, known.CEL)
+			prependSelector(v.Node, known.CEL)
 		}
 		if known.VFIO {
 			t.vfio = append(t.vfio, name)
 		}
 	}
-	t.capacityRequests(v.at("capacity", "requests"))
+	t.capacityRequests(v.At("capacity", "requests"))
 	t.tolerations(v)
 }
 
 // alternatives translates the alternatives of firstAvailable. An alternative without a counterpart is
 // removed if another one remains: a request with no alternative is invalid.
-func (t *draObject) alternatives(v value, name string) {
-	list := v.at("firstAvailable")
-	if !list.isList() {
+func (t *draObject) alternatives(v source.Value, name string) {
+	list := v.At("firstAvailable")
+	if !list.IsList() {
 		return
 	}
 	before, drivers, vfio := t.lost, t.drivers, t.vfio
 	var content []*yaml.Node
-	var without []value
-	for _, alternative := range list.items() {
+	var without []source.Value
+	for _, alternative := range list.ListItems() {
 		t.lost = false
-		t.request(alternative, name+"/"+alternative.at("name").text())
+		t.request(alternative, name+"/"+alternative.At("name").Text())
 		if t.lost {
 			t.drivers, t.vfio = drivers, vfio
 			without = append(without, alternative)
 			continue
 		}
 		drivers, vfio = t.drivers, t.vfio
-		content = append(content, alternative.node)
+		content = append(content, alternative.Node)
 	}
 	t.lost = before || len(content) == 0
 	if len(content) == 0 {
 		return
 	}
-	list.node.Content = content
+	list.Node.Content = content
 	for _, alternative := range without {
-		t.im.noteResult(alternative.at("name"), "is removed from the alternatives, because a part of it has no counterpart")
+		t.im.noteResult(alternative.At("name"), "is removed from the alternatives, because a part of it has no counterpart")
 	}
 }
 
@@ -278,13 +280,13 @@ func (t *draObject) use(d *replaced.Driver) {
 }
 
 // selectors translates the CEL expressions of a class or a request.
-func (t *draObject) selectors(v value) {
-	for _, selector := range v.at("selectors").items() {
-		expression := selector.at("cel", "expression")
-		if !expression.isText() || !replaced.IsMentioned(expression.node.Value) {
+func (t *draObject) selectors(v source.Value) {
+	for _, selector := range v.At("selectors").ListItems() {
+		expression := selector.At("cel", "expression")
+		if !expression.IsText() || !replaced.IsMentioned(expression.Node.Value) {
 			continue
 		}
-		written, translation, err := translateCEL(expression.node.Value)
+		written, translation, err := translateCEL(expression.Node.Value)
 		if err != nil {
 			for part := range strings.SplitSeq(err.Error(), "\n") {
 				t.lose(expression, "%s", part)
@@ -294,10 +296,10 @@ func (t *draObject) selectors(v value) {
 		for _, remark := range translation.remarks {
 			t.im.noteRemark(expression, "%s", remark)
 		}
-		for _, name := range sortedDrivers(expression.node.Value) {
+		for _, name := range sortedDrivers(expression.Node.Value) {
 			t.use(name)
 		}
-		expression.node.Value, expression.node.Style = written, 0
+		expression.Node.Value, expression.Node.Style = written, 0
 	}
 }
 
@@ -313,31 +315,31 @@ func sortedDrivers(expression string) (drivers []*replaced.Driver) {
 
 // requireDriver adds a selector to a class without a test of the family: only the attribute names
 // of the other driver excluded the devices of other vendors.
-func (t *draObject) requireDriver(v value) {
-	for _, selector := range v.at("selectors").items() {
-		if expression := selector.at("cel", "expression").text(); strings.Contains(expression, "device.driver") || t.lost {
+func (t *draObject) requireDriver(v source.Value) {
+	for _, selector := range v.At("selectors").ListItems() {
+		if expression := selector.At("cel", "expression").Text(); strings.Contains(expression, "device.driver") || t.lost {
 			return
 		}
 	}
 	if len(t.drivers) == 1 && t.drivers[0].Devices != "" {
-		prependSelector(v.node, `device.driver == "chandler.dev" && `+t.drivers[0].Devices)
+		prependSelector(v.Node, `device.driver == "chandler.dev" && `+t.drivers[0].Devices)
 	}
 }
 
 // prependSelector adds a CEL expression before the other selectors of a class or a request.
 func prependSelector(node *yaml.Node, cel string) {
-	selectors := value{node: node}.at("selectors").node
+	selectors := source.Value{Node: node}.At("selectors").Node
 	if selectors == nil || selectors.Kind != yaml.SequenceNode {
 		selectors = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
-		setField(node, "selectors", selectors)
+		yamlnode.SetField(node, "selectors", selectors)
 	}
-	entry := newObject(node.Line, "cel", newObject(node.Line, "expression", newScalar(cel, node.Line)))
+	entry := yamlnode.NewObject(node.Line, "cel", yamlnode.NewObject(node.Line, "expression", yamlnode.NewScalar(cel, node.Line)))
 	selectors.Content = slices.Insert(selectors.Content, 0, entry)
 }
 
 // constraint translates the attribute of a constraint.
-func (t *draObject) constraint(v value) {
-	domain, name, _ := strings.Cut(v.text(), "/")
+func (t *draObject) constraint(v source.Value) {
+	domain, name, _ := strings.Cut(v.Text(), "/")
 	d := replaced.DriverOf(domain)
 	if d == nil {
 		return
@@ -353,14 +355,14 @@ func (t *draObject) constraint(v value) {
 	if !strings.Contains(a.Name, "/") {
 		a.Name = "chandler.dev/" + a.Name
 	}
-	v.node.Value = a.Name
+	v.Node.Value = a.Name
 }
 
 // capacityRequests translates the names of requested capacities.
-func (t *draObject) capacityRequests(v value) {
-	for i := 0; v.isMap() && i+1 < len(v.node.Content); i += 2 {
-		key := v.node.Content[i]
-		at := v.child(fieldPath(key.Value), v.node.Content[i+1])
+func (t *draObject) capacityRequests(v source.Value) {
+	for i := 0; v.IsMap() && i+1 < len(v.Node.Content); i += 2 {
+		key := v.Node.Content[i]
+		at := v.FieldValue(key.Value, v.Node.Content[i+1])
 		domain, name, qualified := strings.Cut(key.Value, "/")
 		var d *replaced.Driver
 		switch {
@@ -382,34 +384,34 @@ func (t *draObject) capacityRequests(v value) {
 }
 
 // tolerations removes tolerations of taints of another driver.
-func (t *draObject) tolerations(v value) {
-	list := v.at("tolerations")
-	if !list.isList() {
+func (t *draObject) tolerations(v source.Value) {
+	list := v.At("tolerations")
+	if !list.IsList() {
 		return
 	}
 	var content []*yaml.Node
-	for _, toleration := range list.items() {
-		if isForeignName(toleration.at("key").text()) {
+	for _, toleration := range list.ListItems() {
+		if isForeignName(toleration.At("key").Text()) {
 			t.im.notePodChange(toleration, "is removed: the taints of Chandler have keys in the domain chandler.dev, as the page on health lists them")
 			continue
 		}
-		content = append(content, toleration.node)
+		content = append(content, toleration.Node)
 	}
-	if list.node.Content = content; len(content) == 0 {
-		removeField(v.node, "tolerations")
+	if list.Node.Content = content; len(content) == 0 {
+		yamlnode.RemoveField(v.Node, "tolerations")
 	}
 }
 
 // configs translates the parameters of an object.
-func (t *draObject) configs(devices value) {
-	list := devices.at("config")
+func (t *draObject) configs(devices source.Value) {
+	list := devices.At("config")
 	var content []*yaml.Node
 	covered := false
-	for _, config := range list.items() {
-		driver := config.at("opaque", "driver")
-		d := replaced.DriverOf(driver.text())
+	for _, config := range list.ListItems() {
+		driver := config.At("opaque", "driver")
+		d := replaced.DriverOf(driver.Text())
 		if d == nil {
-			content = append(content, config.node)
+			content = append(content, config.Node)
 			continue
 		}
 		parameters := t.parameters(d, config)
@@ -417,14 +419,14 @@ func (t *draObject) configs(devices value) {
 			continue
 		}
 		covered = covered || parameters.Driver != ""
-		driver.node.Value = "chandler.dev"
-		node, err := nodeOf(parameters)
+		driver.Node.Value = "chandler.dev"
+		node, err := yamlnode.FromObject(parameters)
 		if err != nil {
 			t.lose(config, "cannot be written: %v", err)
 			continue
 		}
-		setField(config.at("opaque").node, "parameters", node)
-		content = append(content, config.node)
+		yamlnode.SetField(config.At("opaque").Node, "parameters", node)
+		content = append(content, config.Node)
 	}
 	if len(t.vfio) > 0 && !covered {
 		if node, err := t.passthrough(); err != nil {
@@ -434,52 +436,52 @@ func (t *draObject) configs(devices value) {
 		}
 	}
 	if len(content) == 0 {
-		removeField(devices.node, "config")
+		yamlnode.RemoveField(devices.Node, "config")
 		return
 	}
-	if !list.isList() {
-		list.node = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
-		setField(devices.node, "config", list.node)
+	if !list.IsList() {
+		list.Node = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		yamlnode.SetField(devices.Node, "config", list.Node)
 	}
-	list.node.Content = content
+	list.Node.Content = content
 }
 
 // passthrough returns the parameters of requests that had a class for VFIO passthrough.
 func (t *draObject) passthrough() (*yaml.Node, error) {
 	requests := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 	for _, name := range t.vfio {
-		requests.Content = append(requests.Content, newScalar(name, 0))
+		requests.Content = append(requests.Content, yamlnode.NewScalar(name, 0))
 	}
 	parameters := newParameters()
 	parameters.Driver = v1alpha1.DriverVFIO
-	node, err := nodeOf(parameters)
-	return newObject(0, "requests", requests, "opaque", newObject(0, "driver", newScalar("chandler.dev", 0), "parameters", node)), err
+	node, err := yamlnode.FromObject(parameters)
+	return yamlnode.NewObject(0, "requests", requests, "opaque", yamlnode.NewObject(0, "driver", yamlnode.NewScalar("chandler.dev", 0), "parameters", node)), err
 }
 
 // findForeign returns a value that still belongs to another driver, or the zero value.
-func findForeign(v value) value {
-	if v.isText() && isForeignName(v.node.Value) {
+func findForeign(v source.Value) source.Value {
+	if v.IsText() && isForeignName(v.Node.Value) {
 		return v
 	}
-	for name, field := range v.fields() {
+	for name, field := range v.Fields() {
 		if name == "extendedResourceName" || name == "deviceClassName" {
 			continue
 		}
 		if isForeignName(name) {
 			return field
 		}
-		if found := findForeign(field); found.isPresent() {
+		if found := findForeign(field); found.IsPresent() {
 			return found
 		}
 	}
-	if v.isList() {
-		for _, item := range v.items() {
-			if found := findForeign(item); found.isPresent() {
+	if v.IsList() {
+		for _, item := range v.ListItems() {
+			if found := findForeign(item); found.IsPresent() {
 				return found
 			}
 		}
 	}
-	return value{}
+	return source.Value{}
 }
 
 // isForeignName reports whether a name is in the domain of another driver, or is the domain.
@@ -490,50 +492,14 @@ func isForeignName(name string) bool {
 
 // cleanObject removes the fields that the API server sets.
 func cleanObject(node *yaml.Node) {
-	removeField(node, "status")
-	metadata := value{node: node}.at("metadata").node
+	yamlnode.RemoveField(node, "status")
+	metadata := source.Value{Node: node}.At("metadata").Node
 	for _, name := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink", "finalizers"} {
-		removeField(metadata, name)
+		yamlnode.RemoveField(metadata, name)
 	}
-	annotations := value{node: metadata}.at("annotations").node
-	removeField(annotations, "kubectl.kubernetes.io/last-applied-configuration")
+	annotations := source.Value{Node: metadata}.At("annotations").Node
+	yamlnode.RemoveField(annotations, "kubectl.kubernetes.io/last-applied-configuration")
 	if annotations != nil && len(annotations.Content) == 0 {
-		removeField(metadata, "annotations")
-	}
-}
-
-// cloneNode returns a copy of a node and all of its children.
-func cloneNode(node *yaml.Node) *yaml.Node {
-	if node == nil {
-		return nil
-	}
-	out := *node
-	out.Content = make([]*yaml.Node, len(node.Content))
-	for i, child := range node.Content {
-		out.Content[i] = cloneNode(child)
-	}
-	return &out
-}
-
-// setField sets a field of an object.
-func setField(node *yaml.Node, name string, field *yaml.Node) {
-	if node == nil || node.Kind != yaml.MappingNode {
-		return
-	}
-	removeField(node, name)
-	node.Content = append(node.Content, newScalar(name, node.Line), field)
-}
-
-// removeField removes a field of an object.
-func removeField(node *yaml.Node, name string) {
-	if node == nil || node.Kind != yaml.MappingNode {
-		return
-	}
-	for i := 0; i+1 < len(node.Content); {
-		if node.Content[i].Value == name {
-			node.Content = slices.Delete(node.Content, i, i+2)
-			continue
-		}
-		i += 2
+		yamlnode.RemoveField(metadata, "annotations")
 	}
 }

@@ -59,10 +59,13 @@ func translateCEL(text string) (string, *celTranslation, error) {
 	return written, t, nil
 }
 
+// maxExpressionDepth is the maximum depth of an expression.
+const maxExpressionDepth = 100
+
 // parseCEL parses an expression without expanding macros, so that the expression can be written
 // again.
 func parseCEL(text string) (ast.Expr, *ast.SourceInfo, error) {
-	p, err := parser.NewParser(parser.EnableOptionalSyntax(true), parser.MaxRecursionDepth(maxDepth))
+	p, err := parser.NewParser(parser.EnableOptionalSyntax(true), parser.MaxRecursionDepth(maxExpressionDepth))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 	"chandler.dev/cmd/kubectl-chandler/replaced"
 )
 
@@ -19,23 +20,23 @@ func newParameters() *v1alpha1.ClaimParameters {
 
 // parameters translates the parameters of an entry of config. The result is nil if nothing of them
 // has a counterpart.
-func (t *draObject) parameters(d *replaced.Driver, config value) *v1alpha1.ClaimParameters {
-	v := config.at("opaque", "parameters")
+func (t *draObject) parameters(d *replaced.Driver, config source.Value) *v1alpha1.ClaimParameters {
+	v := config.At("opaque", "parameters")
 	out := newParameters()
-	switch kind := v.at("kind").text(); {
+	switch kind := v.At("kind").Text(); {
 	case d.Unserved != "":
 		t.lose(v, "%s", d.Unserved)
 	case d.Name == "dra.net":
 		t.network(v, out)
 	case kind == "GpuConfig":
 		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
-		t.sharing(v.at("sharing"), out, config)
+		t.sharing(v.At("sharing"), out, config)
 	case kind == "MigDeviceConfig":
 		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
-		t.migSharing(v.at("sharing"))
+		t.migSharing(v.At("sharing"))
 	case kind == "VfioDeviceConfig":
 		t.im.unknownExcept(v, "apiVersion", "kind", "iommu")
-		if iommu := v.at("iommu"); !iommu.isNull() {
+		if iommu := v.At("iommu"); !iommu.IsNull() {
 			t.im.notePodChange(iommu, "has no counterpart: the VFIO nodes of the device are those of the host's kernel")
 		}
 		t.im.noteRemark(v, "the administrator must allow passthrough of these devices, as the page on VFIO passthrough describes")
@@ -55,13 +56,13 @@ func (t *draObject) parameters(d *replaced.Driver, config value) *v1alpha1.Claim
 var timeSlices = []string{"Default", "Short", "Medium", "Long"}
 
 // sharing translates the sharing of whole NVIDIA GPUs among the containers of a claim.
-func (t *draObject) sharing(v value, out *v1alpha1.ClaimParameters, config value) {
-	strategy := v.at("strategy")
-	if v.isNull() {
+func (t *draObject) sharing(v source.Value, out *v1alpha1.ClaimParameters, config source.Value) {
+	strategy := v.At("strategy")
+	if v.IsNull() {
 		return
 	}
 	t.im.unknownExcept(v, "strategy", "timeSlicingConfig", "mpsConfig")
-	requests := len(config.at("requests").items())
+	requests := len(config.At("requests").ListItems())
 	if requests == 0 {
 		requests = t.total
 	}
@@ -70,19 +71,19 @@ func (t *draObject) sharing(v value, out *v1alpha1.ClaimParameters, config value
 		return
 	}
 	const allow = "the administrator must allow this parameter, as the page on NVIDIA describes"
-	switch strategy.text() {
+	switch strategy.Text() {
 	case "TimeSlicing":
-		t.im.unknownExcept(v.at("timeSlicingConfig"), "interval")
-		interval := cmp.Or(v.at("timeSlicingConfig", "interval").text(), "Default")
+		t.im.unknownExcept(v.At("timeSlicingConfig"), "interval")
+		interval := cmp.Or(v.At("timeSlicingConfig", "interval").Text(), "Default")
 		if !slices.Contains(timeSlices, interval) {
-			t.im.notePodChange(v.at("timeSlicingConfig", "interval"), "is not a time slice")
+			t.im.notePodChange(v.At("timeSlicingConfig", "interval"), "is not a time slice")
 			return
 		}
 		out.TimeSlice = v1alpha1.TimeSlice(interval)
 		t.im.noteRemark(strategy, allow)
 	case "MPS":
 		out.MPS = &v1alpha1.MPSParameters{}
-		t.mps(v.at("mpsConfig"), out)
+		t.mps(v.At("mpsConfig"), out)
 		t.im.noteRemark(strategy, allow)
 	default:
 		t.im.notePodChange(strategy, "has no counterpart")
@@ -90,18 +91,18 @@ func (t *draObject) sharing(v value, out *v1alpha1.ClaimParameters, config value
 }
 
 // mps translates the limits of an MPS daemon.
-func (t *draObject) mps(v value, out *v1alpha1.ClaimParameters) {
-	for name, field := range v.fields() {
+func (t *draObject) mps(v source.Value, out *v1alpha1.ClaimParameters) {
+	for name, field := range v.Fields() {
 		switch name {
 		case "defaultActiveThreadPercentage":
-			n, ok := field.number()
+			n, ok := field.AsInteger()
 			if !ok || n < 1 || n > 100 {
 				t.im.notePodChange(field, "is not a percentage from 1 to 100, and is not carried over")
 				continue
 			}
 			out.ComputePercentage = &n
 		case "defaultPinnedDeviceMemoryLimit":
-			quantity, err := resource.ParseQuantity(field.text())
+			quantity, err := resource.ParseQuantity(field.Text())
 			mebibytes := int(quantity.Value() >> 20)
 			if err != nil || mebibytes < 1 {
 				t.im.notePodChange(field, "is not an amount of at least 1Mi, and is not carried over")
@@ -114,7 +115,7 @@ func (t *draObject) mps(v value, out *v1alpha1.ClaimParameters) {
 		case "defaultPerDevicePinnedMemoryLimit":
 			t.im.notePodChange(field, "has no counterpart: the memory limit is the same for all GPUs of a claim")
 		case "multiUser":
-			if field.is() {
+			if field.IsTrue() {
 				t.im.notePodChange(field, "has no counterpart")
 			}
 		default:
@@ -125,9 +126,9 @@ func (t *draObject) mps(v value, out *v1alpha1.ClaimParameters) {
 
 // migSharing notes the sharing of MIG devices. The containers of a claim use a MIG device in turns
 // without any parameter.
-func (t *draObject) migSharing(v value) {
+func (t *draObject) migSharing(v source.Value) {
 	t.im.unknownExcept(v, "strategy", "mpsConfig")
-	switch strategy := v.at("strategy"); strategy.text() {
+	switch strategy := v.At("strategy"); strategy.Text() {
 	case "":
 	case "TimeSlicing":
 		t.im.noteRemark(strategy, "needs no parameter: the containers of a claim use its MIG device in turns")
@@ -137,15 +138,15 @@ func (t *draObject) migSharing(v value) {
 }
 
 // network translates the network configuration of dra.net.
-func (t *draObject) network(v value, out *v1alpha1.ClaimParameters) {
-	for name, field := range v.fields() {
+func (t *draObject) network(v source.Value, out *v1alpha1.ClaimParameters) {
+	for name, field := range v.Fields() {
 		if name != "interface" {
 			t.im.notePodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
 			continue
 		}
-		for name, field := range field.fields() {
+		for name, field := range field.Fields() {
 			if name == "name" {
-				out.InterfaceName = field.text()
+				out.InterfaceName = field.Text()
 				continue
 			}
 			t.im.notePodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")

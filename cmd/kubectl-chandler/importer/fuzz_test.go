@@ -1,15 +1,15 @@
 package importer
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
 
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 	"chandler.dev/discovery/rules"
 )
 
@@ -35,46 +35,6 @@ func FuzzImport(f *testing.F) {
 	})
 }
 
-// FuzzPlainJSON checks that comments and trailing commas do not change the content of JSON.
-func FuzzPlainJSON(f *testing.F) {
-	f.Add(`{"a": "// no comment", "b": [1, {"c": null}], "d": "\\\""}`)
-	f.Add(`[]`)
-	f.Fuzz(func(t *testing.T, text string) {
-		var want, got any
-		if json.Unmarshal([]byte(text), &want) != nil || !strings.HasPrefix(text, "{") && !strings.HasPrefix(text, "[") {
-			plainJSON(text)
-			return
-		}
-		littered := "// here\n" + strings.TrimRight(text, " \n\t\r") + " /* and\nhere */,\n"
-		for _, text := range []string{text, littered} {
-			plain, ok := plainJSON(text)
-			if !ok {
-				t.Fatalf("no JSON: %s", text)
-			}
-			if err := json.Unmarshal([]byte(strings.TrimRight(plain, " \n,")), &got); err != nil || !reflect.DeepEqual(want, got) {
-				t.Fatalf("%v: %s became %s", err, text, plain)
-			}
-		}
-	})
-}
-
-// FuzzWords checks that words reverses the quoting for a shell.
-func FuzzWords(f *testing.F) {
-	f.Add("--device", `{"name": "it's"}`)
-	f.Add("a b", "--c=\\d")
-	f.Fuzz(func(t *testing.T, a, b string) {
-		splitWords(a, 1)
-		text := ""
-		for _, word := range []string{a, b} {
-			text += " '" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-		}
-		got := splitWords(text, 1)
-		if len(got) != 2 || got[0].Value != a || got[1].Value != b {
-			t.Fatalf("%q became %v", text, got)
-		}
-	})
-}
-
 // FuzzParts reads names of physical functions with numbers.
 func FuzzParts(f *testing.F) {
 	for _, seed := range []string{"ens1f0", "ens1f0#0,2-7", "0000:16:00.0#1", "a#99999999999999999999-1", `"#0`} {
@@ -85,7 +45,7 @@ func FuzzParts(f *testing.F) {
 		if sub {
 			p.kind = "auxnetdevice"
 		}
-		list := value{node: &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{newScalar(said, 1), newScalar("other#1", 1)}}}
+		list := source.Value{Node: &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{yamlnode.NewScalar(said, 1), yamlnode.NewScalar("other#1", 1)}}}
 		if p.addParts(text("pfName"), list) {
 			compile(t, bindDomain(all(p.cel)))
 		}
@@ -99,7 +59,7 @@ func FuzzAlias(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, alias string) {
 		im := newImporter(Options{})
 		x := &xilinx{im: im}
-		x.readAlias(value{node: newScalar(alias, 1), path: "[" + key + "]"})
+		x.readAlias(source.Value{Node: yamlnode.NewScalar(alias, 1), Path: "[" + key + "]"})
 		if len(im.config.Resources)+len(im.notes) == 0 {
 			t.Error("neither carried over nor noted")
 		}

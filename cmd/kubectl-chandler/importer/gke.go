@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // gke reads the GPU sharing settings of GKE nodes (cmd/nvidia_gpu in
@@ -32,8 +33,8 @@ func newGKE(im *importer) *format {
 		name:     "GKE's GPU device plugin",
 		forms:    "gpu_config.json, DaemonSet",
 		families: []string{"nvidia"},
-		is: func(v value) bool {
-			return v.hasAny("GPUSharingConfig", "GPUPartitionSize", "MaxTimeSharedClientsPerGPU")
+		is: func(v source.Value) bool {
+			return v.HasAny("GPUSharingConfig", "GPUPartitionSize", "MaxTimeSharedClientsPerGPU")
 		},
 		read:      g.read,
 		runs:      func(c container) bool { return c.names("nvidia-gpu-device-plugin") },
@@ -47,33 +48,33 @@ func newGKE(im *importer) *format {
 func (g *gke) finishSettings() {
 	g.settings.finishOptions()
 	root := g.settings.get("host-path")
-	g.im.setRoot(root, "nvidia", cmp.Or(root.text(), "/home/kubernetes/bin/nvidia"))
+	g.im.setRoot(root, "nvidia", cmp.Or(root.Text(), "/home/kubernetes/bin/nvidia"))
 }
 
-func (g *gke) read(v value) {
+func (g *gke) read(v source.Value) {
 	g.im.unknownExcept(v, "GPUSharingConfig", "GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "HealthCriticalXid")
-	count := v.at("MaxTimeSharedClientsPerGPU")
-	sharing := v.at("GPUSharingConfig")
+	count := v.At("MaxTimeSharedClientsPerGPU")
+	sharing := v.At("GPUSharingConfig")
 	g.im.unknownExcept(sharing, "GPUSharingStrategy", "MaxSharedClientsPerGPU")
-	if max := sharing.at("MaxSharedClientsPerGPU"); max.isPresent() {
+	if max := sharing.At("MaxSharedClientsPerGPU"); max.IsPresent() {
 		count = max
 	}
-	if strategy := sharing.at("GPUSharingStrategy"); strategy.text() == "mps" {
+	if strategy := sharing.At("GPUSharingStrategy"); strategy.Text() == "mps" {
 		g.im.setRoot(strategy, "nvidia-mps", "/tmp/nvidia-mps")
 		g.im.noteRemark(strategy, "an MPS daemon has to run as before, with /tmp/nvidia-mps shown to the agent")
 	}
-	if n, ok := count.number(); ok && n > 1 {
+	if n, ok := count.AsInteger(); ok && n > 1 {
 		g.im.addSharing(count, nvidiaGPU, v1alpha1.Sharing{Replicas: n})
-		if sharing.at("GPUSharingStrategy").text() == "mps" {
+		if sharing.At("GPUSharingStrategy").Text() == "mps" {
 			g.im.notePodChange(count, "not carried over: a container that asks for more than one share gets them, also where the node has several GPUs")
 		} else {
 			g.im.onlyOne(count, nvidiaOne)
 		}
 	}
-	if size := v.at("GPUPartitionSize"); size.text() != "" {
+	if size := v.At("GPUPartitionSize"); size.Text() != "" {
 		g.im.noteRemark(size, "MIG instances are offered as they are found; making them is not the agent's")
 	}
-	if xids := v.at("HealthCriticalXid"); !xids.isNull() {
+	if xids := v.At("HealthCriticalXid"); !xids.IsNull() {
 		g.im.notePodChange(xids, "not carried over: a GPU whose driver says that it must be reset is not given to new pods")
 	}
 }

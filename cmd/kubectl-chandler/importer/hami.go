@@ -2,9 +2,11 @@ package importer
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // hami reads configurations of HAMi and of its predecessors (charts/hami and
@@ -12,9 +14,9 @@ import (
 type hami struct {
 	im       *importer
 	settings *settings
-	volcano  bool    // the variant for the Volcano scheduler
-	counts   []value // containers per GPU, on nodes with a number of their own
-	single   value   // the first file with the settings of single nodes
+	volcano  bool           // the variant for the Volcano scheduler
+	counts   []source.Value // containers per GPU, on nodes with a number of their own
+	single   source.Value   // the first file with the settings of single nodes
 }
 
 // hamiCount is the default number of containers per GPU.
@@ -76,10 +78,10 @@ func newHAMi(im *importer) *format {
 		name:     "HAMi",
 		forms:    "flags, DaemonSet, Helm values, device-config.yaml and config.json of its ConfigMaps",
 		families: []string{"nvidia"},
-		is:       func(v value) bool { return h.isDevices(v) || h.isNodes(v) || h.isValues(v) },
+		is:       func(v source.Value) bool { return h.isDevices(v) || h.isNodes(v) || h.isValues(v) },
 		read:     h.read,
 		runs:     h.runsPlugin,
-		defaultSelector: func(v value) map[string]string {
+		defaultSelector: func(v source.Value) map[string]string {
 			if h.isDevices(v) || h.isNodes(v) {
 				return nil // a ConfigMap
 			}
@@ -94,32 +96,32 @@ func newHAMi(im *importer) *format {
 }
 
 // isDevices recognises the file with the resource names of each vendor.
-func (h *hami) isDevices(v value) bool {
-	return v.at("nvidia").hasAny("resourceCountName", "resourceMemoryName", "deviceSplitCount", "migProfileAllowlist", "knownMigGeometries") && !v.hasAny("kind", "apiVersion")
+func (h *hami) isDevices(v source.Value) bool {
+	return v.At("nvidia").HasAny("resourceCountName", "resourceMemoryName", "deviceSplitCount", "migProfileAllowlist", "knownMigGeometries") && !v.HasAny("kind", "apiVersion")
 }
 
 // isNodes recognises the file with the settings of single nodes.
-func (h *hami) isNodes(v value) bool { return v.at("nodeconfig").isList() }
+func (h *hami) isNodes(v source.Value) bool { return v.At("nodeconfig").IsList() }
 
-func (h *hami) isValues(v value) bool {
-	return v.hasAny("resourceMem", "resourceCores", "mluResourceName", "dcuResourceName") || v.at("devicePlugin").hasAny("deviceSplitCount", "deviceMemoryScaling", "disablecorelimit", "nodeConfiguration") || h.isDevices(v.at("devices"))
+func (h *hami) isValues(v source.Value) bool {
+	return v.HasAny("resourceMem", "resourceCores", "mluResourceName", "dcuResourceName") || v.At("devicePlugin").HasAny("deviceSplitCount", "deviceMemoryScaling", "disablecorelimit", "nodeConfiguration") || h.isDevices(v.At("devices"))
 }
 
 func (h *hami) runsPlugin(c container) bool {
 	if c.names("vgpumonitor", "vgpu-monitor", "hami-scheduler", "vgpu-scheduler") && !c.names("device-plugin") {
 		return false
 	}
-	return c.names("hami", "vgpu-device-plugin", "4pdosc/k8s-device-plugin", "4pdosc/k8s-vdevice", "volcano-vgpu") && (c.names("device-plugin") || c.image == "") || c.hasFlag("device-split-count", "device-memory-scaling", "device-cores-scaling") || c.image == "" && c.env["DEVICE_SPLIT_COUNT"].isPresent()
+	return c.names("hami", "vgpu-device-plugin", "4pdosc/k8s-device-plugin", "4pdosc/k8s-vdevice", "volcano-vgpu") && (c.names("device-plugin") || c.image == "") || c.hasFlag("device-split-count", "device-memory-scaling", "device-cores-scaling") || c.image == "" && c.env["DEVICE_SPLIT_COUNT"].IsPresent()
 }
 
-func (h *hami) read(v value) {
+func (h *hami) read(v source.Value) {
 	switch {
 	case h.isNodes(v):
-		if !h.single.isPresent() {
-			h.single = v.at("nodeconfig").as("")
+		if !h.single.IsPresent() {
+			h.single = v.At("nodeconfig").WithText("")
 		}
 		h.im.unknownExcept(v, "nodeconfig")
-		for _, node := range v.at("nodeconfig").items() {
+		for _, node := range v.At("nodeconfig").ListItems() {
 			h.node(node)
 		}
 	case h.isDevices(v):
@@ -130,36 +132,36 @@ func (h *hami) read(v value) {
 }
 
 // readDevices reads the file with the resource names of each vendor.
-func (h *hami) readDevices(v value) {
-	h.settings.file(v.at("nvidia"), inOwn, h.im.noteUnknown)
-	for name, field := range v.fields() {
+func (h *hami) readDevices(v source.Value) {
+	h.settings.file(v.At("nvidia"), inOwn, h.im.noteUnknown)
+	for name, field := range v.Fields() {
 		if name != "nvidia" {
-			at := field.as("")
+			at := field.WithText("")
 			h.im.noteRemark(at, "is offered by the vendor's own plugin, and HAMi's scheduler divides it; without HAMi, see which family of Chandler offers it")
 		}
 	}
 }
 
-func (h *hami) values(v value) {
-	var rest []value
-	nvidia := v.at("devices", "nvidia") // older charts had these fields in devicePlugin and at the top level
-	h.settings.file(v, inValues, func(field value) {
-		if o := h.settings.find(func(o *option) bool { return o.at != "" && nvidia.isPresent() && field.path == nvidia.path+"."+o.at }); o != nil {
+func (h *hami) values(v source.Value) {
+	var rest []source.Value
+	nvidia := v.At("devices", "nvidia") // older charts had these fields in devicePlugin and at the top level
+	h.settings.file(v, inValues, func(field source.Value) {
+		if o := h.settings.find(func(o *option) bool { return o.at != "" && nvidia.IsPresent() && field.Path == nvidia.Path+"."+o.at }); o != nil {
 			h.settings.put(o, field, inFile)
 			return
 		}
 		rest = append(rest, field)
 	})
-	h.settings.flags(container{args: v.at("devicePlugin", "extraArgs").items(), env: make(map[string]value)})
-	if content := v.at("device-config", "content"); content.text() != "" {
-		if inside, err := embedded(content); err == nil && h.isDevices(inside) {
+	h.settings.flags(container{args: v.At("devicePlugin", "extraArgs").ListItems(), env: make(map[string]source.Value)})
+	if content := v.At("device-config", "content"); content.Text() != "" {
+		if inside, err := source.ParseEmbedded(content); err == nil && h.isDevices(inside) {
 			h.readDevices(inside)
 		} else {
 			h.im.notePodChange(content, "is not a configuration of devices")
 		}
 	}
-	if config := v.at("devicePlugin", "nodeConfiguration", "config"); config.text() != "" {
-		if inside, err := embedded(config); err == nil && h.isNodes(inside) {
+	if config := v.At("devicePlugin", "nodeConfiguration", "config"); config.Text() != "" {
+		if inside, err := source.ParseEmbedded(config); err == nil && h.isNodes(inside) {
 			h.read(inside)
 		} else {
 			h.im.notePodChange(config, "is not a configuration of nodes")
@@ -184,28 +186,28 @@ var sameOnNode = map[string][]string{
 }
 
 // node reads the settings of a single node.
-func (h *hami) node(v value) {
-	h.im.unknownExcept(v, slices.Concat([]string{"name", "devicesplitcount", "filterdevices"}, sorted(sameOnNode))...)
-	name := v.at("name")
-	if name.text() == example {
+func (h *hami) node(v source.Value) {
+	h.im.unknownExcept(v, slices.Concat([]string{"name", "devicesplitcount", "filterdevices"}, slices.Sorted(maps.Keys(sameOnNode)))...)
+	name := v.At("name")
+	if name.Text() == example {
 		return
 	}
-	filter := v.at("filterdevices")
-	on := func(v value) value {
-		v.nodes = &v1alpha1.Nodes{Names: []string{name.text()}}
+	filter := v.At("filterdevices")
+	on := func(v source.Value) source.Value {
+		v.Nodes = &v1alpha1.Nodes{Names: []string{name.Text()}}
 		return v
 	}
-	if list := filter.at("uuid").texts(); len(list) > 0 {
-		h.im.addExclude(on(filter.at("uuid")), all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(text("uuid"), list)}))
+	if list := filter.At("uuid").ListTexts(); len(list) > 0 {
+		h.im.addExclude(on(filter.At("uuid")), all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(text("uuid"), list)}))
 	}
-	if index := filter.at("index"); len(index.texts()) > 0 {
+	if index := filter.At("index"); len(index.ListTexts()) > 0 {
 		h.im.notePodChange(index, "GPUs are not known by their numbers; exclude them by their attribute uuid")
 	}
-	if count := v.at("devicesplitcount"); !count.isNull() {
+	if count := v.At("devicesplitcount"); !count.IsNull() {
 		h.counts = append(h.counts, on(count))
 	}
-	for _, field := range sorted(sameOnNode) {
-		if said := v.at(field); !said.isNull() && !slices.Contains(sameOnNode[field], said.text()) {
+	for _, field := range slices.Sorted(maps.Keys(sameOnNode)) {
+		if said := v.At(field); !said.IsNull() && !slices.Contains(sameOnNode[field], said.Text()) {
 			h.im.notePodChange(said, "is not carried over")
 		}
 	}
@@ -215,22 +217,22 @@ func (h *hami) finishSettings() {
 	h.settings.finishOptions()
 	count := h.settings.get("device-split-count")
 	replicas := hamiCount
-	if n, ok := count.number(); ok && n > 0 {
+	if n, ok := count.AsInteger(); ok && n > 0 {
 		replicas = n
-	} else if count.isPresent() && count.text() != "" {
+	} else if count.IsPresent() && count.Text() != "" {
 		h.im.notePodChange(count, "is not a number of containers; %d is used", hamiCount)
 	}
-	if !count.isPresent() && h.single.isPresent() {
+	if !count.IsPresent() && h.single.IsPresent() {
 		count = h.single
 		h.im.noteRemark(count, "on all other nodes, %d containers share a GPU, which is the default of HAMi; if its ConfigMap or its values have another deviceSplitCount, import them too", hamiCount)
 	}
-	name := cmp.Or(h.settings.get("resource-name").text(), nvidiaOne)
+	name := cmp.Or(h.settings.get("resource-name").Text(), nvidiaOne)
 	memory := "nvidia.com/gpumem and nvidia.com/gpucores"
 	if h.volcano {
-		name, memory = cmp.Or(h.settings.get("resource-name").text(), "volcano.sh/vgpu-number"), "volcano.sh/vgpu-memory, volcano.sh/vgpu-memory-percentage and volcano.sh/vgpu-cores"
+		name, memory = cmp.Or(h.settings.get("resource-name").Text(), "volcano.sh/vgpu-number"), "volcano.sh/vgpu-memory, volcano.sh/vgpu-memory-percentage and volcano.sh/vgpu-cores"
 	}
 	for _, count := range h.counts { // before the entry for all other nodes, because the first match wins
-		if n, ok := count.number(); ok && n > 0 {
+		if n, ok := count.AsInteger(); ok && n > 0 {
 			h.im.addSharing(count, nvidiaFull, v1alpha1.Sharing{Replicas: n, Resource: name})
 		} else {
 			h.im.notePodChange(count, "is not a number of containers")
@@ -241,7 +243,7 @@ func (h *hami) finishSettings() {
 	} else {
 		h.im.addResource(count, name, nvidiaFull)
 	}
-	switch policy := h.settings.get("gpu-scheduler-policy"); policy.text() {
+	switch policy := h.settings.get("gpu-scheduler-policy"); policy.Text() {
 	case "":
 	case "binpack":
 		h.im.setPolicy(policy, v1alpha1.PolicyPacked, name)
@@ -259,7 +261,7 @@ func (h *hami) finishSettings() {
 	h.im.listStrategy(h.settings.get("device-list-strategy"), name)
 	h.im.idStrategy(h.settings.get("device-id-strategy"), []string{name})
 	h.im.runtimeVariables(h.settings, []string{name})
-	if !h.settings.get("resourceMemoryName").isPresent() && !h.settings.get("resourceCoreName").isPresent() {
-		h.im.notePodChange(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", memory)
+	if !h.settings.get("resourceMemoryName").IsPresent() && !h.settings.get("resourceCoreName").IsPresent() {
+		h.im.notePodChange(source.Value{File: count.File}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", memory)
 	}
 }

@@ -7,10 +7,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // A File is a file to import.
@@ -34,11 +36,11 @@ type Options struct {
 func Import(files []File, options Options) (*Result, error) {
 	im := newImporter(options)
 	var errs []error
-	documents := make([][]value, len(files))
+	documents := make([][]source.Value, len(files))
 	for i, file := range files {
 		var err error
-		if documents[i], err = parse(file); err != nil {
-			errs = append(errs, placeErrors(file.Name, err)...)
+		if documents[i], err = source.Parse(file.Name, file.Data); err != nil {
+			errs = append(errs, source.PlaceErrors(file.Name, err)...)
 		}
 		for _, document := range documents[i] {
 			im.chooseDefault(document)
@@ -50,7 +52,7 @@ func Import(files []File, options Options) (*Result, error) {
 	}
 	for i, file := range files {
 		if err := im.file(documents[i]); err != nil {
-			errs = append(errs, placeErrors(file.Name, err)...)
+			errs = append(errs, source.PlaceErrors(file.Name, err)...)
 		}
 	}
 	if name := options.Named; name != "" && !slices.Contains(im.seen, name) {
@@ -75,15 +77,15 @@ func Import(files []File, options Options) (*Result, error) {
 	for _, v := range im.unknown {
 		im.notePodChange(v, "is a device plugin that the import does not support: keep it, or offer its devices by entries of resources or paths")
 	}
-	for _, file := range sorted(im.unreadValues) {
-		im.noteRemark(value{file: file}, "not read, because they configure no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
+	for _, file := range slices.Sorted(maps.Keys(im.unreadValues)) {
+		im.noteRemark(source.Value{File: file}, "not read, because they configure no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
 	}
 	im.current = nil
 	switch {
 	case options.Only && im.hasPlugin():
 		im.excludeOthers()
 	case options.Only:
-		im.noteRemark(value{}, "no family is excluded, because the files contain no configuration of a device plugin")
+		im.noteRemark(source.Value{}, "no family is excluded, because the files contain no configuration of a device plugin")
 	}
 	return im.result(), nil
 }
@@ -105,16 +107,16 @@ type format struct {
 
 	companion func(container) bool // reports whether a container, for which runs holds, is not the plugin itself, or nil
 
-	needs   bool   // the plugin offers nothing without a configuration document
-	runsAt  *value // a container that runs the plugin, or nil
-	wasRead bool   // a configuration document was read
+	needs   bool          // the plugin offers nothing without a configuration document
+	runsAt  *source.Value // a container that runs the plugin, or nil
+	wasRead bool          // a configuration document was read
 
 	// defaultSelector returns the default node selector of the plugin's chart if a document has the
 	// chart's values, or is nil. The values add labels, and remove a label by null.
-	defaultSelector func(value) map[string]string
+	defaultSelector func(source.Value) map[string]string
 
-	is   func(value) bool // reports whether a document belongs to the plugin
-	read func(value)      // reads a document
+	is   func(source.Value) bool // reports whether a document belongs to the plugin
+	read func(source.Value)      // reads a document
 
 	runs      func(container) bool // reports whether a container runs the plugin
 	container func(container)      // reads the container's arguments and environment
@@ -136,15 +138,15 @@ type importer struct {
 	chart        string                // the Helm chart whose values are being read
 	shared       []map[string][]string // the selectors of adapter pools that containers share
 	unreadValues map[string][]string   // objects that belong to no plugin, by file
-	unknown      []value               // containers of device plugins that are not known
+	unknown      []source.Value        // containers of device plugins that are not known
 
-	configMaps    map[string]value // the data of the ConfigMaps in the files, by name; the zero value for an ambiguous name
-	variableMaps  map[string]bool  // the ConfigMaps that containers have environment variables from, by name
-	configMapName string           // the name of the ConfigMap that is being read, or ""
+	configMaps    map[string]source.Value // the data of the ConfigMaps in the files, by name; the zero value for an ambiguous name
+	variableMaps  map[string]bool         // the ConfigMaps that containers have environment variables from, by name
+	configMapName string                  // the name of the ConfigMap that is being read, or ""
 
 	seen      []string           // the names of configurations that apply to some nodes only
-	byDefault value              // the name of the configuration of nodes that select none
-	fallbacks value              // the fallback strategies of the NVIDIA chart, for nodes that select no configuration
+	byDefault source.Value       // the name of the configuration of nodes that select none
+	fallbacks source.Value       // the fallback strategies of the NVIDIA chart, for nodes that select no configuration
 	operator  bool               // an operator gives no configuration to nodes that select none, except byDefault
 	current   *format            // the format that is being read
 	workloads map[string]bool    // the DaemonSets in the files, namespace/name
@@ -153,7 +155,7 @@ type importer struct {
 }
 
 func newImporter(options Options) *importer {
-	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool), workloads: make(map[string]bool), configMaps: make(map[string]value), variableMaps: make(map[string]bool)}
+	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool), workloads: make(map[string]bool), configMaps: make(map[string]source.Value), variableMaps: make(map[string]bool)}
 	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
 	im.config.Mode = v1alpha1.ModeDevicePlugin
 	im.provision.APIVersion, im.provision.Kind = v1alpha1.APIVersion, v1alpha1.KindProvisionConfig
@@ -198,8 +200,8 @@ func Formats() string {
 // errUnknown is the error for a file of no known format.
 func (im *importer) errUnknown(file string) error {
 	for _, v := range im.unknown {
-		if v.file == file {
-			return &fileError{line: v.line(), message: fmt.Sprintf("%s is a device plugin that the import does not support; the supported formats are\n%s", cmp.Or(v.text(), v.path), strings.TrimRight(Formats(), "\n"))}
+		if v.File == file {
+			return &source.Error{Line: v.Line(), Message: fmt.Sprintf("%s is a device plugin that the import does not support; the supported formats are\n%s", cmp.Or(v.Text(), v.Path), strings.TrimRight(Formats(), "\n"))}
 		}
 	}
 	return fmt.Errorf("it contains no supported configuration; the supported formats are\n%s", strings.TrimRight(Formats(), "\n"))
@@ -208,33 +210,33 @@ func (im *importer) errUnknown(file string) error {
 // chooseDefault stores the name of the configuration that applies to nodes which select none. The
 // plugin's own chart falls back to a configuration named default, or to the only one. The GPU
 // operator has no such fallback.
-func (im *importer) chooseDefault(v value) {
+func (im *importer) chooseDefault(v source.Value) {
 	for _, at := range [][]string{{"spec", "devicePlugin"}, {"devicePlugin"}, {}} {
-		config := v.at(at...).at("config")
-		if im.byDefault.text() == "" {
-			im.byDefault = config.at("default")
+		config := v.At(at...).At("config")
+		if im.byDefault.Text() == "" {
+			im.byDefault = config.At("default")
 		}
-		if strategies := config.at("fallbackStrategies"); !strategies.isNull() {
+		if strategies := config.At("fallbackStrategies"); !strategies.IsNull() {
 			im.fallbacks = strategies
 		}
-		im.operator = im.operator || len(at) > 0 && config.hasAny("name", "create", "data")
+		im.operator = im.operator || len(at) > 0 && config.HasAny("name", "create", "data")
 	}
 }
 
 // file reads the documents of a file.
-func (im *importer) file(documents []value) error {
+func (im *importer) file(documents []source.Value) error {
 	if len(documents) == 0 {
 		return nil
 	}
 	known, err := im.importEach(documents)
 	if err == nil && !known {
-		err = im.errUnknown(documents[0].file)
+		err = im.errUnknown(documents[0].File)
 	}
 	return err
 }
 
 // recogniseFormat returns the format of a document, nil if there is none.
-func (im *importer) recogniseFormat(v value) *format {
+func (im *importer) recogniseFormat(v source.Value) *format {
 	for _, f := range im.formats {
 		if f.is != nil && f.is(v) {
 			return f
@@ -244,7 +246,7 @@ func (im *importer) recogniseFormat(v value) *format {
 }
 
 // readDocument reads a document of a known format.
-func (im *importer) readDocument(f *format, v value) {
+func (im *importer) readDocument(f *format, v source.Value) {
 	scope := im.around
 	var defaults map[string]string
 	if f.defaultSelector != nil {
@@ -278,5 +280,5 @@ func (im *importer) excludeOthers() {
 	}
 	slices.Sort(families)
 	families = slices.Compact(families)
-	im.addExclude(value{}, "!("+oneOf(familyAttribute, families)+")")
+	im.addExclude(source.Value{}, "!("+oneOf(familyAttribute, families)+")")
 }

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // intel reads configurations of one of the Intel device plugins: flags, the operator's object, and
@@ -19,9 +21,9 @@ type intel struct {
 	im       *importer
 	settings *settings
 	plugin   *intelPlugin
-	version  string // of the image, "" if unknown
-	first    value  // the first object or container of the plugin
-	object   bool   // first is an object of the operator
+	version  string       // of the image, "" if unknown
+	first    source.Value // the first object or container of the plugin
+	object   bool         // first is an object of the operator
 }
 
 // An intelPlugin describes one of the Intel device plugins.
@@ -67,7 +69,7 @@ func newIntel(im *importer) []*format {
 			group:     "Intel's device plugins for " + titles(),
 			forms:     "flags, DaemonSet, object of the operator, Helm values",
 			families:  plugin.families,
-			is:        func(v value) bool { return i.isObject(v) || i.isValues(v) || i.isMapping(v) },
+			is:        func(v source.Value) bool { return i.isObject(v) || i.isValues(v) || i.isMapping(v) },
 			read:      i.read,
 			runs:      i.runsPlugin,
 			container: i.readContainer,
@@ -77,50 +79,50 @@ func newIntel(im *importer) []*format {
 	return formats
 }
 
-func (i *intel) isObject(v value) bool {
-	return strings.EqualFold(v.at("kind").text(), i.plugin.short+"DevicePlugin") && strings.HasPrefix(v.at("apiVersion").text(), "deviceplugin.intel.com/")
+func (i *intel) isObject(v source.Value) bool {
+	return strings.EqualFold(v.At("kind").Text(), i.plugin.short+"DevicePlugin") && strings.HasPrefix(v.At("apiVersion").Text(), "deviceplugin.intel.com/")
 }
 
 // isMapping recognises the objects with which an admission webhook translates FPGA names.
-func (i *intel) isMapping(v value) bool {
-	return i.plugin.short == "fpga" && strings.HasPrefix(v.at("apiVersion").text(), "fpga.intel.com/")
+func (i *intel) isMapping(v source.Value) bool {
+	return i.plugin.short == "fpga" && strings.HasPrefix(v.At("apiVersion").Text(), "fpga.intel.com/")
 }
 
 // isValues recognises the values of the plugin's chart, by the plugin's own fields or by its name.
-func (i *intel) isValues(v value) bool {
-	if v.hasAny("apiVersion", "kind", argsField, "command") { // a container has these fields
+func (i *intel) isValues(v source.Value) bool {
+	if v.HasAny("apiVersion", "kind", source.ArgsField, "command") { // a container has these fields
 		return false
 	}
-	if v.hasAny(i.plugin.own...) {
+	if v.HasAny(i.plugin.own...) {
 		return true
 	}
 	named := strings.Contains(i.im.chart, "device-plugins-"+i.plugin.short)
-	for _, name := range []string{v.at("name").text(), v.at("image").text(), v.at("image", "repository").text()} {
+	for _, name := range []string{v.At("name").Text(), v.At("image").Text(), v.At("image", "repository").Text()} {
 		named = named || strings.HasPrefix(name, i.plugin.short+"deviceplugin") || strings.Contains(name, "intel-"+i.plugin.short+"-plugin")
 	}
-	return named && (v.hasAny("sharedDevNum", "mode", "logLevel", "nodeFeatureRule", "driver") || i.im.chart != "") ||
-		i.plugin.short == "gpu" && v.has("sharedDevNum") && !v.has("name")
+	return named && (v.HasAny("sharedDevNum", "mode", "logLevel", "nodeFeatureRule", "driver") || i.im.chart != "") ||
+		i.plugin.short == "gpu" && v.Has("sharedDevNum") && !v.Has("name")
 }
 
 // rememberFirst stores the first object or container of the plugin.
-func (i *intel) rememberFirst(v value, object bool) {
-	if !i.first.isPresent() {
-		i.first, i.object = v.as(""), object
+func (i *intel) rememberFirst(v source.Value, object bool) {
+	if !i.first.IsPresent() {
+		i.first, i.object = v.WithText(""), object
 	}
 }
 
-func (i *intel) read(v value) {
+func (i *intel) read(v source.Value) {
 	i.rememberFirst(v, i.isObject(v))
 	switch {
 	case i.isMapping(v):
 		i.readMapping(v)
 	case i.isObject(v):
-		i.version = imageVersion(v.at("spec", "image").text())
-		i.settings.file(v.at("spec"), inOwn, i.im.noteUnknown)
+		i.version = imageVersion(v.At("spec", "image").Text())
+		i.settings.file(v.At("spec"), inOwn, i.im.noteUnknown)
 	default:
-		i.version = v.at("image", "tag").text()
-		var rest []value
-		i.settings.file(v, func(o *option) string { return o.at }, func(field value) { rest = append(rest, field) })
+		i.version = v.At("image", "tag").Text()
+		var rest []source.Value
+		i.settings.file(v, func(o *option) string { return o.at }, func(field source.Value) { rest = append(rest, field) })
 		i.im.noteOthers(v, rest)
 	}
 }
@@ -142,13 +144,13 @@ func (i *intel) runsPlugin(c container) bool {
 	if c.names("intel-"+short+"-plugin", short+"_plugin", "intel-"+short+"-device-plugin", "intel-"+short+"-initcontainer", "intel-"+short+"-kernel-plugin") || short != "gpu" && c.names(short+"_device_plugin") {
 		return true
 	}
-	if c.image == "" && short == "qat" && len(c.args) == 0 && (c.env["KERNEL_VF_DRIVERS"].isPresent() || c.env["DPDK_DRIVER"].isPresent()) {
+	if c.image == "" && short == "qat" && len(c.args) == 0 && (c.env["KERNEL_VF_DRIVERS"].IsPresent() || c.env["DPDK_DRIVER"].IsPresent()) {
 		return true // the ConfigMap of the plugin's first releases
 	}
 	if c.names("intel-idxd-config-initcontainer") {
-		return short == strings.ToLower(c.env["DEVICE_TYPE"].text()) || short == "dsa" && c.env["DEVICE_TYPE"].text() == ""
+		return short == strings.ToLower(c.env["DEVICE_TYPE"].Text()) || short == "dsa" && c.env["DEVICE_TYPE"].Text() == ""
 	}
-	if c.image != "" || c.at("name").isPresent() {
+	if c.image != "" || c.At("name").IsPresent() {
 		return false
 	}
 	return c.hasFlag(flagsOf[short]...) || short == "gpu" && c.hasFlag("shared-dev-num") || short == "fpga" && i.fpgaMode(c)
@@ -156,18 +158,18 @@ func (i *intel) runsPlugin(c container) bool {
 
 // fpgaMode reports whether arguments set a mode of the FPGA plugin.
 func (i *intel) fpgaMode(c container) bool {
-	return slices.ContainsFunc(c.args, func(arg value) bool {
-		_, mode, _ := strings.Cut(arg.text(), "mode=")
+	return slices.ContainsFunc(c.args, func(arg source.Value) bool {
+		_, mode, _ := strings.Cut(arg.Text(), "mode=")
 		return mode == "af" || mode == "region" || mode == "regiondevel"
 	})
 }
 
 func (i *intel) readContainer(c container) {
 	if c.names("initcontainer", "-init") {
-		i.im.noteRemark(c.at("name"), "prepares devices before the plugin starts; see chandler provision, or keep it")
+		i.im.noteRemark(c.At("name"), "prepares devices before the plugin starts; see chandler provision, or keep it")
 		return
 	}
-	i.rememberFirst(c.value, false)
+	i.rememberFirst(c.Value, false)
 	if version := imageVersion(c.image); version != "" {
 		i.version = version
 	}
@@ -204,10 +206,10 @@ func (i *intel) common() []option { return nil }
 // policyOption returns the option that selects among several free devices. known maps the values of
 // the option; names are the resources that get the policy.
 func (i *intel) policyOption(at string, known map[string]v1alpha1.Policy, names ...string) option {
-	return option{name: "allocation-policy", at: at, do: func(v value) {
-		policy, ok := known[v.text()]
+	return option{name: "allocation-policy", at: at, do: func(v source.Value) {
+		policy, ok := known[v.Text()]
 		switch {
-		case !ok && v.text() != "":
+		case !ok && v.Text() != "":
 			i.im.notePodChange(v, "is an unknown policy")
 		case policy != v1alpha1.PolicyAligned && policy != "":
 			i.im.setPolicy(v, policy, names...)
@@ -227,8 +229,8 @@ func (i *intel) gpuOptions() []option {
 		i.sharedOption(oneOf(familyAttribute, []string{"intelgpu"}) + " && " + oneOf(kindAttribute, []string{"gpu"})),
 		{name: "enable-monitoring", at: "enableMonitoring", alone: true, fate: fateCarried},
 		{name: "monitoring-mode", at: "monitoringMode", fate: fateCarried},
-		{name: "allow-ids", at: "allowIDs", do: func(v value) { i.byID(v, "!(", ")") }},
-		{name: "deny-ids", at: "denyIDs", do: func(v value) { i.byID(v, "", "") }},
+		{name: "allow-ids", at: "allowIDs", do: func(v source.Value) { i.byID(v, "!(", ")") }},
+		{name: "deny-ids", at: "denyIDs", do: func(v source.Value) { i.byID(v, "", "") }},
 		{name: "bypath", at: "bypathMode", fate: fatePodChange, fine: []string{"single"}, why: "not carried over: containers get the links in /dev/dri/by-path that lead to their own devices"},
 		{name: "run-mode", fate: fatePodChange, fine: []string{"dri"}, why: "GPUs under vfio are offered where an entry of resources names them"},
 		{name: "wsl", alone: true, fate: fatePodChange, fine: []string{"false"}, why: "GPUs of WSL are not offered"},
@@ -246,8 +248,8 @@ func (i *intel) gpuOptions() []option {
 
 // sharedOption returns the option for the number of containers per device.
 func (i *intel) sharedOption(cel string) option {
-	return option{name: "shared-dev-num", at: "sharedDevNum", do: func(v value) {
-		n, ok := v.number()
+	return option{name: "shared-dev-num", at: "sharedDevNum", do: func(v source.Value) {
+		n, ok := v.AsInteger()
 		switch {
 		case !ok || n < 1:
 			i.im.notePodChange(v, "is not a number of containers")
@@ -264,25 +266,25 @@ var split = regexp.MustCompile(`^v?0\.([0-2]?[0-9]|3[0-5])(\.|$|-)`)
 // readMonitoring reads the resource names under which monitors get all GPUs.
 func (i *intel) readMonitoring() {
 	enabled := i.settings.get("enable-monitoring")
-	if !enabled.is() {
+	if !enabled.IsTrue() {
 		return
 	}
 	mode := i.settings.get("monitoring-mode")
 	names := map[string]string{"monitoring": "monitoring"}
-	if mode.text() == "split" || !mode.isPresent() && split.MatchString(i.version) {
+	if mode.Text() == "split" || !mode.IsPresent() && split.MatchString(i.version) {
 		names = map[string]string{"i915_monitoring": "i915-monitoring", "xe_monitoring": "xe-monitoring"}
-	} else if !mode.isPresent() && i.version == "" {
+	} else if !mode.IsPresent() && i.version == "" {
 		i.im.noteRemark(enabled, "before release 0.36 of the plugin the names are gpu.intel.com/i915_monitoring and xe_monitoring; set monitoring-mode=split for these")
 	}
-	for _, name := range sorted(names) {
+	for _, name := range slices.Sorted(maps.Keys(names)) {
 		i.im.addResource(enabled, "gpu.intel.com/"+name, oneOf(text("profile"), []string{names[name]}))
 	}
 }
 
 // byID excludes GPUs by their PCI device IDs.
-func (i *intel) byID(v value, before, after string) {
+func (i *intel) byID(v source.Value, before, after string) {
 	var list []string
-	for _, text := range v.texts() {
+	for _, text := range v.ListTexts() {
 		for id := range strings.SplitSeq(text, ",") {
 			if id = strings.TrimPrefix(strings.ToLower(strings.TrimSpace(id)), "0x"); id != "" {
 				list = append(list, id)
@@ -323,7 +325,7 @@ var qatFunctions = map[string][]string{
 // readBinding reads the drivers of virtual functions that the plugin takes from the kernel. It
 // excludes virtual functions of all other drivers.
 func (i *intel) readBinding() {
-	v, drivers := i.settings.get("kernel-vf-drivers"), strings.Join(i.settings.get("kernel-vf-drivers").texts(), ",")
+	v, drivers := i.settings.get("kernel-vf-drivers"), strings.Join(i.settings.get("kernel-vf-drivers").ListTexts(), ",")
 	which := "the virtual functions of these drivers"
 	if drivers == "" {
 		v, drivers = i.first, qatDrivers
@@ -353,15 +355,15 @@ func (i *intel) readBinding() {
 	if len(functions) == 0 {
 		return
 	}
-	to := cmp.Or(i.settings.get("dpdk-driver").text(), "vfio-pci")
+	to := cmp.Or(i.settings.get("dpdk-driver").Text(), "vfio-pci")
 	i.im.notePodChange(v, "the plugin binds %s to %s, and the agent does not: without the configuration for chandler provision below, none are offered", which, to)
 	i.im.addFunction(all([]string{oneOf(text("pciVendor"), []string{"8086"}), oneOf(text("pciDevice"), functions), oneOf(text("function"), []string{"virtual"})}), to)
 }
 
 func (i *intel) sgxOptions() []option {
 	limit := func(name, at, model string) option {
-		return option{name: name, at: at, do: func(v value) {
-			n, ok := v.number()
+		return option{name: name, at: at, do: func(v source.Value) {
+			n, ok := v.AsInteger()
 			switch {
 			case !ok || n < 1:
 				i.im.notePodChange(v, "is not a number of containers")
@@ -383,8 +385,8 @@ func (i *intel) sgxOptions() []option {
 const sgxDefault = 110
 
 func (i *intel) fpgaOptions() []option {
-	return []option{{name: "mode", at: "mode", do: func(v value) {
-		switch v.text() {
+	return []option{{name: "mode", at: "mode", do: func(v source.Value) {
+		switch v.Text() {
 		case "af":
 		case "region", "regiondevel":
 			i.im.notePodChange(v, "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; for pods that request a region, copy this entry for each interface ID, in place of the zeros: resources: [%s]", i.regionEntries(v))
@@ -396,7 +398,7 @@ func (i *intel) fpgaOptions() []option {
 
 // regionEntries returns the entries of resources for a region, in YAML, one for each term of the
 // plugin's nodes.
-func (i *intel) regionEntries(from value) string {
+func (i *intel) regionEntries(from source.Value) string {
 	var entries []string
 	for _, nodes := range i.im.nodesOf(from) {
 		entry := fmt.Sprintf("{name: fpga.intel.com/region-%s, cel: '%s'", noInterface, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{noInterface})}))
@@ -415,19 +417,19 @@ const noInterface = "00000000000000000000000000000000"
 var interfaceID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // readMapping reads an object that translates a resource name of pods.
-func (i *intel) readMapping(v value) {
-	id := strings.ToLower(v.at("spec", "interfaceId").text())
-	kind := v.at("kind").text()
-	if kind == "FpgaRegion" || v.at("spec", "mode").text() == "region" {
+func (i *intel) readMapping(v source.Value) {
+	id := strings.ToLower(v.At("spec", "interfaceId").Text())
+	kind := v.At("kind").Text()
+	if kind == "FpgaRegion" || v.At("spec", "mode").Text() == "region" {
 		if !interfaceID.MatchString(id) {
-			i.im.notePodChange(cmpValue(v.at("spec", "interfaceId"), v), "is not an ID of 32 hexadecimal digits")
+			i.im.notePodChange(v.At("spec", "interfaceId").OrPlaceOf(v), "is not an ID of 32 hexadecimal digits")
 			return
 		}
-		i.im.addResource(v.at("spec"), "fpga.intel.com/region-"+id, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{id})}))
-		i.im.notePodChange(v.at("metadata", "name"), "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; the admission webhook goes on translating the name")
+		i.im.addResource(v.At("spec"), "fpga.intel.com/region-"+id, all([]string{oneOf(familyAttribute, []string{"fpga-intel"}), oneOf(text("profile"), []string{id})}))
+		i.im.notePodChange(v.At("metadata", "name"), "a container is not programmed by FPGA_AFU_… variables, but by a claim's acceleratorFunction; the admission webhook goes on translating the name")
 		return
 	}
-	i.im.noteRemark(v.at("metadata", "name"), "the admission webhook goes on translating the name; keep it")
+	i.im.noteRemark(v.At("metadata", "name"), "the admission webhook goes on translating the name; keep it")
 }
 
 func (i *intel) dsaOptions() []option {
@@ -451,7 +453,7 @@ func (i *intel) npuOptions() []option {
 
 func (i *intel) vpuOptions() []option {
 	return []option{
-		{name: "mode", do: func(v value) { i.im.setRoot(v, "vpu", "/var/tmp") }},
+		{name: "mode", do: func(v source.Value) { i.im.setRoot(v, "vpu", "/var/tmp") }},
 		{name: "shared-dev-num", fate: fatePodChange, fine: []string{"1"}, why: "not carried over: each processor is for one container"},
 	}
 }

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
 // kubevirt reads the host devices that KubeVirt permits
@@ -17,9 +19,9 @@ import (
 // object of kubevirt/hyperconverged-cluster-operator).
 type kubevirt struct {
 	im    *importer
-	leave []value // the resources that KubeVirt must leave to the agent
-	kind  string  // of the object with these resources
-	first value   // the first value that was read
+	leave []source.Value // the resources that KubeVirt must leave to the agent
+	kind  string         // of the object with these resources
+	first source.Value   // the first value that was read
 }
 
 func newKubeVirt(im *importer) *format {
@@ -28,19 +30,19 @@ func newKubeVirt(im *importer) *format {
 		name:     "KubeVirt",
 		forms:    "permittedHostDevices, alone or in a KubeVirt or HyperConverged object",
 		families: []string{"hypervisor", "paths", "vfio"},
-		is:       func(v value) bool { return k.permittedDevices(v).isPresent() },
+		is:       func(v source.Value) bool { return k.permittedDevices(v).IsPresent() },
 		read:     k.read,
 		runs:     func(c container) bool { return c.names("virt-handler") },
 		container: func(c container) {
-			k.rememberFirst(c.value)
+			k.rememberFirst(c.Value)
 		},
 		finish: k.finishSettings,
 	}
 }
 
 // rememberFirst stores the first value that is read.
-func (k *kubevirt) rememberFirst(v value) {
-	if !k.first.isPresent() {
+func (k *kubevirt) rememberFirst(v source.Value) {
+	if !k.first.IsPresent() {
 		k.first = v
 	}
 }
@@ -53,24 +55,24 @@ var ownNodes = &v1alpha1.Nodes{MatchExpressions: []metav1.LabelSelectorRequireme
 // pkg/virt-handler/device-manager/device_controller.go). It notes the resources that KubeVirt must
 // leave to the agent.
 func (k *kubevirt) finishSettings() {
-	if k.first.isPresent() {
-		at := k.first.as("")
-		at.path, at.nodes = "", ownNodes
+	if k.first.IsPresent() {
+		at := k.first.WithText("")
+		at.Path, at.Nodes = "", ownNodes
 		k.im.addExclude(at, oneOf(familyAttribute, []string{"hypervisor"}))
 	}
 	var names []string
 	for _, v := range k.leave {
-		names = append(names, v.text())
+		names = append(names, v.Text())
 	}
 	if len(names) > 0 {
 		at := k.leave[0]
-		at.path, at.node = "permittedHostDevices", newScalar("", at.node.Line)
+		at.Path, at.Node = "permittedHostDevices", yamlnode.NewScalar("", at.Node.Line)
 		k.im.noteRemark(at, "set externalResourceProvider: true in the %s object, so that KubeVirt leaves these to the agent: %s", k.kind, strings.Join(names, ", "))
 	}
 }
 
 // permittedDevices returns the object with the permitted devices.
-func (k *kubevirt) permittedDevices(v value) value {
+func (k *kubevirt) permittedDevices(v source.Value) source.Value {
 	for _, at := range [][]string{
 		{"permittedHostDevices"},
 		{"configuration", "permittedHostDevices"},
@@ -78,60 +80,60 @@ func (k *kubevirt) permittedDevices(v value) value {
 		{"spec", "permittedHostDevices"},
 		{"spec", "virtualization", "permittedHostDevices"}, // HyperConverged v1
 	} {
-		if found := v.at(at...); found.isMap() {
+		if found := v.At(at...); found.IsMap() {
 			return found
 		}
 	}
-	if v.hasAny("pciHostDevices", "mediatedDevices", "usb", "usbHostDevices") && !v.hasAny("kind", "name") {
+	if v.HasAny("pciHostDevices", "mediatedDevices", "usb", "usbHostDevices") && !v.HasAny("kind", "name") {
 		for _, list := range []string{"pciHostDevices", "mediatedDevices", "usb", "usbHostDevices"} {
-			if items := v.at(list); items.isList() && len(items.node.Content) > 0 && items.items()[0].has("resourceName") {
+			if items := v.At(list); items.IsList() && len(items.Node.Content) > 0 && items.ListItems()[0].Has("resourceName") {
 				return v
 			}
 		}
 	}
-	if kind := v.at("kind").text(); kind == "KubeVirt" || kind == "HyperConverged" {
-		return v.at("spec") // permits no device
+	if kind := v.At("kind").Text(); kind == "KubeVirt" || kind == "HyperConverged" {
+		return v.At("spec") // permits no device
 	}
-	return value{}
+	return source.Value{}
 }
 
-func (k *kubevirt) read(v value) {
+func (k *kubevirt) read(v source.Value) {
 	k.rememberFirst(v)
-	k.kind = cmp.Or(v.at("kind").text(), k.kind, "KubeVirt")
+	k.kind = cmp.Or(v.At("kind").Text(), k.kind, "KubeVirt")
 	list := k.permittedDevices(v)
-	for _, device := range list.at("pciHostDevices").items() {
+	for _, device := range list.At("pciHostDevices").ListItems() {
 		k.addPCI(device)
 	}
-	for _, device := range list.at("mediatedDevices").items() {
+	for _, device := range list.At("mediatedDevices").ListItems() {
 		k.addMediated(device)
 	}
-	for _, device := range slices.Concat(list.at("usb").items(), list.at("usbHostDevices").items()) {
+	for _, device := range slices.Concat(list.At("usb").ListItems(), list.At("usbHostDevices").ListItems()) {
 		k.addUSB(device)
 	}
-	if list.path != v.at("spec").path || list.path == "" {
+	if list.Path != v.At("spec").Path || list.Path == "" {
 		k.im.unknownExcept(list, "pciHostDevices", "mediatedDevices", "usb", "usbHostDevices", "mediatedDevicesTypes")
 	}
-	if v.at("kind").isPresent() {
+	if v.At("kind").IsPresent() {
 		k.noteRest(v, list)
 	}
 }
 
 // noteRest notes the other fields of a KubeVirt or HyperConverged object.
-func (k *kubevirt) noteRest(v, list value) {
-	var rest []value
-	for _, at := range []value{v.at("spec"), v.at("spec", "configuration"), v.at("spec", "virtualization"), v.at("spec", "deployment")} {
-		for name, field := range at.fields() {
+func (k *kubevirt) noteRest(v, list source.Value) {
+	var rest []source.Value
+	for _, at := range []source.Value{v.At("spec"), v.At("spec", "configuration"), v.At("spec", "virtualization"), v.At("spec", "deployment")} {
+		for name, field := range at.Fields() {
 			switch {
 			case name == "workloads":
-				placement := field.at("nodePlacement")
-				rest = append(rest, otherFields(field, "nodePlacement")...)
-				rest = append(rest, otherFields(placement, "nodeSelector", "affinity")...)
+				placement := field.At("nodePlacement")
+				rest = append(rest, field.FieldsExcept("nodePlacement")...)
+				rest = append(rest, placement.FieldsExcept("nodeSelector", "affinity")...)
 			case name == "nodePlacements": // HyperConverged v1
-				rest = append(rest, otherFields(field, "workload")...)
-				rest = append(rest, otherFields(field.at("workload"), "nodeSelector", "affinity")...)
+				rest = append(rest, field.FieldsExcept("workload")...)
+				rest = append(rest, field.At("workload").FieldsExcept("nodeSelector", "affinity")...)
 			case name == "mediatedDevicesConfiguration":
 				k.im.noteRemark(field, "KubeVirt makes these vGPUs as before")
-			case !slices.Contains([]string{"configuration", "virtualization", "deployment"}, name) && field.path != list.path:
+			case !slices.Contains([]string{"configuration", "virtualization", "deployment"}, name) && field.Path != list.Path:
 				rest = append(rest, field)
 			}
 		}
@@ -140,19 +142,19 @@ func (k *kubevirt) noteRest(v, list value) {
 }
 
 // common reports whether an entry is imported.
-func (k *kubevirt) common(v value, known ...string) bool {
+func (k *kubevirt) common(v source.Value, known ...string) bool {
 	k.im.unknownExcept(v, append(known, "resourceName", "externalResourceProvider", "disabled")...)
-	if disabled := v.at("disabled"); disabled.is() {
-		k.im.noteRemark(disabled, "%s is not offered", v.at("resourceName").text())
+	if disabled := v.At("disabled"); disabled.IsTrue() {
+		k.im.noteRemark(disabled, "%s is not offered", v.At("resourceName").Text())
 		return false
 	}
 	return true
 }
 
 // addOffered stores a resource that KubeVirt must leave to the agent.
-func (k *kubevirt) addOffered(v value, ok bool) {
-	if ok && !v.at("externalResourceProvider").is() {
-		k.leave = append(k.leave, v.at("resourceName"))
+func (k *kubevirt) addOffered(v source.Value, ok bool) {
+	if ok && !v.At("externalResourceProvider").IsTrue() {
+		k.leave = append(k.leave, v.At("resourceName"))
 	}
 }
 
@@ -162,17 +164,17 @@ var vendorSelector = regexp.MustCompile(`^([0-9a-fA-F]{4}):([0-9a-fA-F]{4})$`)
 // vfio is the end of an expression for drivers that pass functions to virtual machines.
 const vfio = `.contains("vfio")`
 
-func (k *kubevirt) addPCI(v value) {
+func (k *kubevirt) addPCI(v source.Value) {
 	if !k.common(v, "pciVendorSelector", "pciDeviceSelector") {
 		return
 	}
-	selector := v.at("pciVendorSelector")
-	if !selector.isPresent() {
-		selector = v.at("pciDeviceSelector") // the field of the HyperConverged object
+	selector := v.At("pciVendorSelector")
+	if !selector.IsPresent() {
+		selector = v.At("pciDeviceSelector") // the field of the HyperConverged object
 	}
-	m := vendorSelector.FindStringSubmatch(selector.text())
+	m := vendorSelector.FindStringSubmatch(selector.Text())
 	if m == nil {
-		k.im.notePodChange(cmpValue(selector, v), "is not a vendor and device ID, such as 10DE:1EB8")
+		k.im.notePodChange(selector.OrPlaceOf(v), "is not a vendor and device ID, such as 10DE:1EB8")
 		return
 	}
 	cel := []string{
@@ -180,9 +182,9 @@ func (k *kubevirt) addPCI(v value) {
 		oneOf(text("pciDevice"), lowerAll(m[2:3])),
 		text("driver") + vfio,
 	}
-	name := v.at("resourceName").text()
-	if strings.HasPrefix(name, "nvidia.com/") && !v.at("externalResourceProvider").is() {
-		k.im.noteRemark(v.at("resourceName"), "the IDs of its devices become PCI addresses, as in the NVIDIA KubeVirt plugin, where KubeVirt itself uses IOMMU groups; running pods keep their devices")
+	name := v.At("resourceName").Text()
+	if strings.HasPrefix(name, "nvidia.com/") && !v.At("externalResourceProvider").IsTrue() {
+		k.im.noteRemark(v.At("resourceName"), "the IDs of its devices become PCI addresses, as in the NVIDIA KubeVirt plugin, where KubeVirt itself uses IOMMU groups; running pods keep their devices")
 	}
 	if strings.EqualFold(m[1], "10de") { // a virtual function with a vGPU type uses NVIDIA's own driver
 		cel[2] = anyOf([]string{cel[2], oneOf(familyAttribute, []string{"vfio"})})
@@ -193,39 +195,36 @@ func (k *kubevirt) addPCI(v value) {
 // typeID matches the number of a vGPU type, as opposed to its name.
 var typeID = regexp.MustCompile(`^nvidia-[0-9]+$`)
 
-func (k *kubevirt) addMediated(v value) {
+func (k *kubevirt) addMediated(v source.Value) {
 	if !k.common(v, "mdevNameSelector") {
 		return
 	}
-	selector := v.at("mdevNameSelector")
-	name := selector.text()
+	selector := v.At("mdevNameSelector")
+	name := selector.Text()
 	if name == "" || typeID.MatchString(name) {
-		k.im.notePodChange(cmpValue(selector, v), "is not the name of a type, such as GRID T4-1Q")
+		k.im.notePodChange(selector.OrPlaceOf(v), "is not the name of a type, such as GRID T4-1Q")
 		return
 	}
 	// KubeVirt replaces spaces by underscores before it compares names.
 	names := map[string]bool{name: true, strings.ReplaceAll(name, " ", "_"): true, strings.ReplaceAll(name, "_", " "): true}
-	cel := all([]string{oneOf(familyAttribute, []string{"vfio"}), oneOf(text("profile"), sorted(names))})
-	k.addOffered(v, k.im.addResource(v, v.at("resourceName").text(), cel))
+	cel := all([]string{oneOf(familyAttribute, []string{"vfio"}), oneOf(text("profile"), slices.Sorted(maps.Keys(names)))})
+	k.addOffered(v, k.im.addResource(v, v.At("resourceName").Text(), cel))
 }
 
-func (k *kubevirt) addUSB(v value) {
+func (k *kubevirt) addUSB(v source.Value) {
 	if !k.common(v, "selectors") {
 		return
 	}
 	group := v1alpha1.PathGroup{Each: true} // each set has one device for each selector
-	for _, selector := range v.at("selectors").items() {
+	for _, selector := range v.At("selectors").ListItems() {
 		k.im.unknownExcept(selector, "vendor", "product", "serial")
 		group.USB = append(group.USB, usbDevice(selector))
 	}
-	k.addOffered(v, k.im.addPaths(v, v1alpha1.PathResource{Name: v.at("resourceName").text(), Groups: []v1alpha1.PathGroup{group}}))
+	k.addOffered(v, k.im.addPaths(v, v1alpha1.PathResource{Name: v.At("resourceName").Text(), Groups: []v1alpha1.PathGroup{group}}))
 }
 
 // usbDevice reads the IDs of a USB device.
-func usbDevice(v value) v1alpha1.USBDevice {
-	id := func(name string) string { return strings.TrimPrefix(strings.ToLower(v.at(name).text()), "0x") }
-	return v1alpha1.USBDevice{Vendor: id("vendor"), Product: id("product"), Serial: v.at("serial").text()}
+func usbDevice(v source.Value) v1alpha1.USBDevice {
+	id := func(name string) string { return strings.TrimPrefix(strings.ToLower(v.At(name).Text()), "0x") }
+	return v1alpha1.USBDevice{Vendor: id("vendor"), Product: id("product"), Serial: v.At("serial").Text()}
 }
-
-// sorted returns the sorted keys of a map.
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

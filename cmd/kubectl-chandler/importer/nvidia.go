@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // nvidia reads configurations of the NVIDIA device plugin, alone or under the GPU operator
@@ -17,10 +18,10 @@ import (
 type nvidia struct {
 	im       *importer
 	settings *settings
-	names    []string // the resource names
-	own      bool     // the plugin's configuration file was read
-	each     []value  // configuration files that apply to some nodes only
-	where    value    // the file or ConfigMap that contains the configuration
+	names    []string       // the resource names
+	own      bool           // the plugin's configuration file was read
+	each     []source.Value // configuration files that apply to some nodes only
+	where    source.Value   // the file or ConfigMap that contains the configuration
 }
 
 func newNVIDIA(im *importer) *format {
@@ -32,7 +33,7 @@ func newNVIDIA(im *importer) *format {
 		families:     []string{"nvidia"},
 		alternatives: true,
 		label:        nvidiaLabel,
-		is:           func(v value) bool { return n.isOwn(v) || n.isPolicy(v) || n.isValues(v) },
+		is:           func(v source.Value) bool { return n.isOwn(v) || n.isPolicy(v) || n.isValues(v) },
 		read:         n.read,
 		runs:         n.runsPlugin,
 		container:    n.readContainer,
@@ -114,45 +115,45 @@ func (n *nvidia) optionTable() []option {
 const driverRoot = "NVIDIA's container runtime brings the driver's libraries, as before; without that runtime, write driverRoots: {nvidia: …}"
 
 // isOwn recognises the plugin's configuration file.
-func (n *nvidia) isOwn(v value) bool {
-	if v.hasAny("apiVersion", "kind") || !v.isMap() {
+func (n *nvidia) isOwn(v source.Value) bool {
+	if v.HasAny("apiVersion", "kind") || !v.IsMap() {
 		return false
 	}
-	if v.at("sharing").hasAny("timeSlicing", "mps") || v.at("flags").hasAny("migStrategy", "failOnInitError", "nvidiaDriverRoot", "plugin", "gfd") {
+	if v.At("sharing").HasAny("timeSlicing", "mps") || v.At("flags").HasAny("migStrategy", "failOnInitError", "nvidiaDriverRoot", "plugin", "gfd") {
 		return true
 	}
-	for name := range v.fields() {
+	for name := range v.Fields() {
 		if !slices.Contains([]string{"version", "flags", "resources", "sharing", "imex"}, name) {
 			return false
 		}
 	}
-	return v.at("version").text() == "v1" || v.at("version").text() == "v1alpha1"
+	return v.At("version").Text() == "v1" || v.At("version").Text() == "v1alpha1"
 }
 
-func (n *nvidia) isPolicy(v value) bool {
-	return v.at("kind").text() == "ClusterPolicy" && strings.HasPrefix(v.at("apiVersion").text(), "nvidia.com/")
+func (n *nvidia) isPolicy(v source.Value) bool {
+	return v.At("kind").Text() == "ClusterPolicy" && strings.HasPrefix(v.At("apiVersion").Text(), "nvidia.com/")
 }
 
 // isOperator recognises the fields of a ClusterPolicy and of the operator's chart.
-func (n *nvidia) isOperator(v value) bool {
-	plugin := v.at("devicePlugin")
-	return v.at("mig").has("strategy") ||
-		plugin.isMap() && (v.hasAny("toolkit", "dcgmExporter", "migManager", "sandboxWorkloads", "operator", "vgpuDeviceManager") || plugin.at("config").hasAny("name", "create", "data"))
+func (n *nvidia) isOperator(v source.Value) bool {
+	plugin := v.At("devicePlugin")
+	return v.At("mig").Has("strategy") ||
+		plugin.IsMap() && (v.HasAny("toolkit", "dcgmExporter", "migManager", "sandboxWorkloads", "operator", "vgpuDeviceManager") || plugin.At("config").HasAny("name", "create", "data"))
 }
 
 // isValues recognises the values of the plugin's chart and of the operator's chart.
-func (n *nvidia) isValues(v value) bool {
-	if v.hasAny("apiVersion", "kind") {
+func (n *nvidia) isValues(v source.Value) bool {
+	if v.HasAny("apiVersion", "kind") {
 		return false
 	}
-	configs := v.at("config", "map")
-	for _, c := range configs.fields() {
-		if inside, err := embedded(c); err == nil && n.isOwn(inside) {
+	configs := v.At("config", "map")
+	for _, c := range configs.Fields() {
+		if inside, err := source.ParseEmbedded(c); err == nil && n.isOwn(inside) {
 			return true
 		}
 	}
-	return v.hasAny("migStrategy", "deviceListStrategy", "deviceIDStrategy", "compatWithCPUManager", "nvidiaDriverRoot") || n.isOperator(v) ||
-		v.isMap() && strings.Contains(n.im.chart, "nvidia-device-plugin")
+	return v.HasAny("migStrategy", "deviceListStrategy", "deviceIDStrategy", "compatWithCPUManager", "nvidiaDriverRoot") || n.isOperator(v) ||
+		v.IsMap() && strings.Contains(n.im.chart, "nvidia-device-plugin")
 }
 
 // finishSettings adds the entries of the settings, and of each configuration that applies to some
@@ -160,7 +161,7 @@ func (n *nvidia) isValues(v value) bool {
 func (n *nvidia) finishSettings() {
 	all := n.settings
 	for _, configuration := range n.each {
-		n.settings, n.names, n.im.nodes = all.clone(), nil, configuration.nodes
+		n.settings, n.names, n.im.nodes = all.clone(), nil, configuration.Nodes
 		n.settings.file(configuration, inOwn, n.im.noteUnknown)
 		n.addEntries()
 	}
@@ -168,11 +169,11 @@ func (n *nvidia) finishSettings() {
 		n.addEntries()
 	}
 	for _, name := range []string{"config-file", "config.name"} {
-		if v := all.get(name); v.text() != "" {
+		if v := all.get(name); v.Text() != "" {
 			n.where = v
 		}
 	}
-	if n.where.text() != "" && !n.own {
+	if n.where.Text() != "" && !n.own {
 		n.im.notePodChange(n.where, "how GPUs are shared is in there, and it is not among the files")
 	}
 }
@@ -182,13 +183,13 @@ func (n *nvidia) addEntries() {
 	n.settings.finishOptions()
 	names := append(n.names, nvidiaOne)
 	n.im.listStrategy(n.settings.get("device-list-strategy"), names...)
-	carried := []value{}
+	carried := []source.Value{}
 	if n.im.isListed(nvidiaOne) {
 		carried = append(carried, n.settings.get("device-list-strategy"))
 	}
 	carried = append(carried, n.im.idStrategy(n.settings.get("device-id-strategy"), names)...)
 	carried = append(carried, n.im.runtimeVariables(n.settings, names)...)
-	if strategy := n.settings.get("mig-strategy"); strings.EqualFold(strategy.text(), "single") {
+	if strategy := n.settings.get("mig-strategy"); strings.EqualFold(strategy.Text(), "single") {
 		for _, name := range names {
 			if strings.HasPrefix(name, nvidiaOne) {
 				n.im.setAllocation(strategy, name, func(a *v1alpha1.Allocation) { a.MatchAttributes = []string{"function", "profile"} })
@@ -196,15 +197,15 @@ func (n *nvidia) addEntries() {
 		}
 		n.im.noteRemark(strategy, "a node with whole GPUs and instances, or with unlike instances, offers no %s; there the plugin does not start. GPUs in MIG mode without instances do not count", nvidiaOne)
 	}
-	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && len(carried) > 0 {
+	if strategy := n.settings.get("mig-strategy"); strategy.Text() == "mixed" && len(carried) > 0 {
 		n.im.notePodChange(carried[0], "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
 	}
 }
 
 // idStrategy reads the device ID strategy: how the plugin names GPUs to the container runtime. It
 // returns the imported values.
-func (im *importer) idStrategy(strategy value, names []string) []value {
-	switch strings.ToLower(strategy.text()) {
+func (im *importer) idStrategy(strategy source.Value, names []string) []source.Value {
+	switch strings.ToLower(strategy.Text()) {
 	case "", "uuid":
 		return nil
 	case "index":
@@ -212,7 +213,7 @@ func (im *importer) idStrategy(strategy value, names []string) []value {
 			im.setAllocation(strategy, name, func(a *v1alpha1.Allocation) { a.DeviceIDStrategy = v1alpha1.DeviceIDIndex })
 		}
 		im.noteRemark(strategy, "nodes without chandler-host use the UUIDs of GPUs instead of their numbers, and the container runtime accepts both")
-		return []value{strategy}
+		return []source.Value{strategy}
 	default:
 		im.notePodChange(strategy, "is an unknown strategy")
 		return nil
@@ -221,8 +222,8 @@ func (im *importer) idStrategy(strategy value, names []string) []value {
 
 // runtimeVariables reads the additional features of the container runtime, which the plugin
 // requests by environment variables. It returns the imported values.
-func (im *importer) runtimeVariables(settings *settings, names []string) (carried []value) {
-	set := func(v value, name, text string) {
+func (im *importer) runtimeVariables(settings *settings, names []string) (carried []source.Value) {
+	set := func(v source.Value, name, text string) {
 		carried = append(carried, v)
 		for _, resource := range names {
 			im.setAllocation(v, resource, func(a *v1alpha1.Allocation) {
@@ -234,23 +235,23 @@ func (im *importer) runtimeVariables(settings *settings, names []string) (carrie
 		}
 	}
 	for _, what := range []string{"gdrcopy", "gds", "mofed"} {
-		if v := settings.get(what + "-enabled"); v.is() {
+		if v := settings.get(what + "-enabled"); v.IsTrue() {
 			set(v, "NVIDIA_"+strings.ToUpper(what), "enabled")
 		}
 	}
-	if channels := settings.get("imex-channel-ids"); len(channels.texts()) > 0 {
-		set(channels, "NVIDIA_IMEX_CHANNELS", strings.Join(channels.texts(), ","))
+	if channels := settings.get("imex-channel-ids"); len(channels.ListTexts()) > 0 {
+		set(channels, "NVIDIA_IMEX_CHANNELS", strings.Join(channels.ListTexts(), ","))
 	}
-	slices.SortFunc(carried, func(a, b value) int { return cmp.Compare(a.line(), b.line()) })
+	slices.SortFunc(carried, func(a, b source.Value) int { return cmp.Compare(a.Line(), b.Line()) })
 	return carried
 }
 
-func (n *nvidia) read(v value) {
+func (n *nvidia) read(v source.Value) {
 	switch {
-	case v.nodes != nil:
+	case v.Nodes != nil:
 		n.own, n.each = true, append(n.each, v)
 	case n.isPolicy(v):
-		n.readOperator(v.at("spec"))
+		n.readOperator(v.At("spec"))
 	case n.isOwn(v):
 		n.own = true
 		n.settings.file(v, inOwn, n.im.noteUnknown)
@@ -262,21 +263,21 @@ func (n *nvidia) read(v value) {
 }
 
 // values reads the values of the plugin's chart.
-func (n *nvidia) values(v value) {
-	var rest []value
-	n.settings.helmValues(v, func(field value) { rest = append(rest, field) })
+func (n *nvidia) values(v source.Value) {
+	var rest []source.Value
+	n.settings.helmValues(v, func(field source.Value) { rest = append(rest, field) })
 	n.im.chooseDefault(v)
-	n.named(v.at("config", "map"))
-	main := containerOf(v.at("devicePlugin", "containers", "main"))
+	n.named(v.At("config", "map"))
+	main := containerOf(v.At("devicePlugin", "containers", "main"))
 	n.settings.flags(main)
 	n.im.noteOthers(v, rest)
 }
 
 // named reads named configurations, each for some nodes.
-func (n *nvidia) named(configs value) {
-	var known []value
-	for _, c := range configs.fields() {
-		inside, err := embedded(c)
+func (n *nvidia) named(configs source.Value) {
+	var known []source.Value
+	for _, c := range configs.Fields() {
+		inside, err := source.ParseEmbedded(c)
 		if err != nil || !n.isOwn(inside) {
 			n.im.notePodChange(c, "is not a configuration of the plugin")
 			continue
@@ -289,41 +290,41 @@ func (n *nvidia) named(configs value) {
 }
 
 // readOperator reads a ClusterPolicy, or the values of the operator's chart.
-func (n *nvidia) readOperator(v value) {
-	plugin := v.at("devicePlugin")
+func (n *nvidia) readOperator(v source.Value) {
+	plugin := v.At("devicePlugin")
 	n.im.chooseDefault(v)
-	if enabled := plugin.at("enabled"); enabled.isPresent() && !enabled.is() {
+	if enabled := plugin.At("enabled"); enabled.IsPresent() && !enabled.IsTrue() {
 		n.im.noteRemark(enabled, "the operator starts no device plugin")
 		return
 	}
 	c := containerOf(plugin)
 	n.settings.flags(c)
-	if strategy := v.at("mig", "strategy"); strategy.isPresent() {
+	if strategy := v.At("mig", "strategy"); strategy.IsPresent() {
 		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mig-strategy" }), strategy, inEnv)
 	}
-	if root := plugin.at("mps", "root"); root.isPresent() {
+	if root := plugin.At("mps", "root"); root.IsPresent() {
 		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mps-root" }), root, inEnv)
 	}
-	n.named(plugin.at("config", "data"))
-	if name := plugin.at("config", "name"); name.text() != "" {
+	n.named(plugin.At("config", "data"))
+	if name := plugin.At("config", "name"); name.Text() != "" {
 		n.where = name
 	}
-	if gfd := v.at("gfd", "enabled"); gfd.is() {
+	if gfd := v.At("gfd", "enabled"); gfd.IsTrue() {
 		n.labels(gfd)
 	}
-	if cdi := v.at("cdi", "enabled"); cdi.is() && (v.at("cdi", "default").is() || !v.at("cdi", "default").isPresent()) {
+	if cdi := v.At("cdi", "enabled"); cdi.IsTrue() && (v.At("cdi", "default").IsTrue() || !v.At("cdi", "default").IsPresent()) {
 		n.im.noteRemark(cdi, "NVIDIA's container runtime reads NVIDIA_VISIBLE_DEVICES under CDI too, if it is the runtime of the pods")
 	}
-	if sandbox := v.at("sandboxWorkloads", "enabled"); sandbox.is() {
+	if sandbox := v.At("sandboxWorkloads", "enabled"); sandbox.IsTrue() {
 		n.im.notePodChange(sandbox, "GPUs under vfio are offered where KubeVirt's permittedHostDevices name them; import the KubeVirt object too")
 	}
-	var rest []value
-	for name, field := range v.fields() {
+	var rest []source.Value
+	for name, field := range v.Fields() {
 		if !slices.Contains([]string{"devicePlugin", "mig", "gfd", "cdi", "sandboxWorkloads"}, name) {
 			rest = append(rest, field)
 		}
 	}
-	for name, field := range plugin.fields() {
+	for name, field := range plugin.Fields() {
 		if !slices.Contains([]string{"enabled", "config", "env", "args", "mps"}, name) {
 			rest = append(rest, field)
 		}
@@ -336,14 +337,14 @@ func (n *nvidia) runsPlugin(c container) bool {
 	if n.isPlugin(c) {
 		return true
 	}
-	return c.names("gpu-feature-discovery", "mps-control-daemon", "config-manager") && strings.Contains(c.image+c.at("name").text(), "nvidia")
+	return c.names("gpu-feature-discovery", "mps-control-daemon", "config-manager") && strings.Contains(c.image+c.At("name").Text(), "nvidia")
 }
 
 func (n *nvidia) isPlugin(c container) bool {
 	if strings.Contains(c.image, "nvidia/k8s-device-plugin") || c.names("nvidia-device-plugin") {
 		return true
 	}
-	variables := func(name string) bool { return c.env[name].isPresent() }
+	variables := func(name string) bool { return c.env[name].IsPresent() }
 	if c.image == "" && slices.ContainsFunc([]string{"MIG_STRATEGY", "DEVICE_LIST_STRATEGY", "DEVICE_ID_STRATEGY", "PASS_DEVICE_SPECS", "NVIDIA_DRIVER_ROOT"}, variables) {
 		return true
 	}
@@ -353,9 +354,9 @@ func (n *nvidia) isPlugin(c container) bool {
 func (n *nvidia) readContainer(c container) {
 	switch {
 	case c.names("gpu-feature-discovery"):
-		n.labels(c.at("name"))
+		n.labels(c.At("name"))
 	case c.names("mps-control-daemon"):
-		n.im.noteRemark(c.at("name"), "has to run as before: the agent starts MPS daemons for claims alone")
+		n.im.noteRemark(c.At("name"), "has to run as before: the agent starts MPS daemons for claims alone")
 	case c.names("config-manager"):
 	default:
 		n.settings.flags(c)
@@ -363,18 +364,18 @@ func (n *nvidia) readContainer(c container) {
 }
 
 // labels notes that the agent labels nodes.
-func (n *nvidia) labels(v value) {
-	if truth, ok := v.boolean(); ok && !truth {
+func (n *nvidia) labels(v source.Value) {
+	if truth, ok := v.AsBoolean(); ok && !truth {
 		return
 	}
 	n.im.noteRemark(v, "the agent sets the labels nvidia.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
 }
 
 // readMIG reads the MIG strategy.
-func (n *nvidia) readMIG(v value) {
-	switch strings.ToLower(v.text()) {
+func (n *nvidia) readMIG(v source.Value) {
+	switch strings.ToLower(v.Text()) {
 	case "", "none":
-		if v.text() != "" {
+		if v.Text() != "" {
 			n.im.noteRemark(v, "GPUs without MIG are offered as before; a GPU in MIG mode is not offered whole, since nothing can compute on it, but by its instances")
 		}
 	case "mixed":
@@ -390,79 +391,79 @@ func (n *nvidia) readMIG(v value) {
 const nvml = "the names and UUIDs of MIG instances need chandler-host on the node"
 
 // timeSlicing reads the time-slicing shares of each resource.
-func (n *nvidia) timeSlicing(v value) {
-	n.readShares(v, v.at("failRequestsGreaterThanOne").is())
+func (n *nvidia) timeSlicing(v source.Value) {
+	n.readShares(v, v.At("failRequestsGreaterThanOne").IsTrue())
 }
 
 // readMPS reads the MPS shares of each resource, which an MPS daemon limits.
-func (n *nvidia) readMPS(v value) {
-	if n.settings.get("sharing.timeSlicing").has("resources") {
+func (n *nvidia) readMPS(v source.Value) {
+	if n.settings.get("sharing.timeSlicing").Has("resources") {
 		n.im.notePodChange(v, "the plugin does not take it together with timeSlicing, and neither is it here")
 		return
 	}
-	fail := v.at("failRequestsGreaterThanOne")
-	n.readShares(v, !fail.isPresent() || fail.is())
+	fail := v.At("failRequestsGreaterThanOne")
+	n.readShares(v, !fail.IsPresent() || fail.IsTrue())
 	root := n.settings.get("mps-root")
-	dir := root.text()
+	dir := root.Text()
 	if dir == "" {
 		root, dir = v, "/run/nvidia/mps"
 	}
 	n.im.setRoot(root, "nvidia-mps", dir)
-	n.im.noteRemark(v.at("resources"), "NVIDIA's mps-control-daemon has to run as before, with %s shown to the agent", dir)
+	n.im.noteRemark(v.At("resources"), "NVIDIA's mps-control-daemon has to run as before, with %s shown to the agent", dir)
 }
 
 // readShares reads the number of shares of each resource. With onlyOne, a container gets at most
 // one share.
-func (n *nvidia) readShares(v value, onlyOne bool) {
+func (n *nvidia) readShares(v source.Value, onlyOne bool) {
 	n.im.unknownExcept(v, "renameByDefault", "failRequestsGreaterThanOne", "resources")
 	for _, name := range []string{"renameByDefault", "failRequestsGreaterThanOne"} {
-		field := v.at(name)
-		if _, ok := field.boolean(); !field.isNull() && (!ok || field.isQuoted()) {
+		field := v.At(name)
+		if _, ok := field.AsBoolean(); !field.IsNull() && (!ok || field.IsQuoted()) {
 			n.im.noteType(field, "a boolean")
 		}
 	}
-	rename := v.at("renameByDefault").is()
-	resources := v.at("resources")
-	if !resources.isNull() && !resources.isList() {
+	rename := v.At("renameByDefault").IsTrue()
+	resources := v.At("resources")
+	if !resources.IsNull() && !resources.IsList() {
 		n.im.noteType(resources, "a list")
 		return
 	}
-	for _, r := range resources.items() {
-		if !r.isMap() {
+	for _, r := range resources.ListItems() {
+		if !r.IsMap() {
 			n.im.noteType(r, "an object")
 			continue
 		}
 		n.im.unknownExcept(r, "name", "rename", "devices", "replicas")
-		name := r.at("name").text()
+		name := r.At("name").Text()
 		if !strings.HasPrefix(name, nvidiaPrefix) {
 			name = nvidiaPrefix + name
 		}
 		cel, ok := n.selectorOf(name)
 		if !ok {
-			n.im.notePodChange(cmpValue(r.at("name"), r), "is not a known resource of the plugin")
+			n.im.notePodChange(r.At("name").OrPlaceOf(r), "is not a known resource of the plugin")
 			continue
 		}
-		if r.at("replicas").isQuoted() {
-			n.im.noteType(r.at("replicas"), "a number")
+		if r.At("replicas").IsQuoted() {
+			n.im.noteType(r.At("replicas"), "a number")
 			continue
 		}
-		replicas, ok := r.at("replicas").number()
+		replicas, ok := r.At("replicas").AsInteger()
 		if !ok || replicas < 1 {
-			n.im.notePodChange(cmpValue(r.at("replicas"), r), "is not a number of shares; the plugin does not start with it")
+			n.im.notePodChange(r.At("replicas").OrPlaceOf(r), "is not a number of shares; the plugin does not start with it")
 			continue
 		}
 		if replicas == 1 {
-			n.im.noteRemark(r.at("replicas"), "one share is the device itself")
+			n.im.noteRemark(r.At("replicas"), "one share is the device itself")
 			continue
 		}
 		sharing := v1alpha1.Sharing{Replicas: replicas}
 		if rename {
 			sharing.Resource = name + ".shared"
 		}
-		if other := r.at("rename"); other.isPresent() && other.text() != sharing.Resource {
+		if other := r.At("rename"); other.IsPresent() && other.Text() != sharing.Resource {
 			n.im.noteRemark(other, "the plugin itself ignores it")
 		}
-		if devices := r.at("devices"); devices.isPresent() && devices.text() != "all" {
+		if devices := r.At("devices"); devices.IsPresent() && devices.Text() != "all" {
 			n.im.noteRemark(devices, "the plugin itself ignores it, and shares all devices")
 		}
 		n.im.addSharing(r, cel, sharing)
@@ -471,7 +472,7 @@ func (n *nvidia) readShares(v value, onlyOne bool) {
 		if onlyOne {
 			n.im.onlyOne(r, shared)
 		}
-		switch policy := n.settings.get("shared-devices-allocation-policy"); policy.text() {
+		switch policy := n.settings.get("shared-devices-allocation-policy"); policy.Text() {
 		case "", "distributed":
 		case "packed":
 			n.im.setPolicy(policy, v1alpha1.PolicyPacked, shared)
@@ -487,7 +488,7 @@ var profile = regexp.MustCompile(`^nvidia\.com/mig-([0-9a-z]+g\.[0-9]+gb|[0-9]+c
 // selectorOf returns an expression for the devices of one of the plugin's resources.
 func (n *nvidia) selectorOf(name string) (string, bool) {
 	if name == nvidiaOne {
-		if n.settings.get("mig-strategy").text() == "single" {
+		if n.settings.get("mig-strategy").Text() == "single" {
 			return nvidiaGPU, true
 		}
 		return nvidiaFull, true

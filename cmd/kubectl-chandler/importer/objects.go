@@ -13,25 +13,26 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // A container is a container that may run a plugin.
 type container struct {
-	value
+	source.Value
 	image string
-	args  []value          // including the command
-	env   map[string]value // the environment variables with a literal value
+	args  []source.Value          // including the command
+	env   map[string]source.Value // the environment variables with a literal value
 
-	references map[string]value // the sources of variables without a literal value (valueFrom), by variable
-	sources    []value          // the sources of several variables (envFrom)
+	references map[string]source.Value // the sources of variables without a literal value (valueFrom), by variable
+	sources    []source.Value          // the sources of several variables (envFrom)
 }
 
 // names reports whether the image, the command or the container name contains one of the names.
 func (c container) names(names ...string) bool {
-	where := []string{imageName(c.image), c.at("name").text()}
+	where := []string{imageName(c.image), c.At("name").Text()}
 	for _, arg := range c.args {
-		where = append(where, path.Base(arg.text()))
-		if strings.HasPrefix(arg.text(), "-") {
+		where = append(where, path.Base(arg.Text()))
+		if strings.HasPrefix(arg.Text(), "-") {
 			where = where[:len(where)-1]
 		}
 	}
@@ -63,24 +64,24 @@ func imageVersion(image string) string {
 
 // hasFlag reports whether one of the flags is among the arguments.
 func (c container) hasFlag(names ...string) bool {
-	return slices.ContainsFunc(c.args, func(arg value) bool {
-		bare := strings.TrimLeft(arg.text(), "-")
+	return slices.ContainsFunc(c.args, func(arg source.Value) bool {
+		bare := strings.TrimLeft(arg.Text(), "-")
 		name, _, _ := strings.Cut(bare, "=")
-		return bare != arg.text() && slices.Contains(names, name)
+		return bare != arg.Text() && slices.Contains(names, name)
 	})
 }
 
-func containerOf(v value) container {
-	c := container{value: v, image: imageOf(v.at("image")), env: make(map[string]value), references: make(map[string]value), sources: v.at("envFrom").items()}
-	for _, field := range []string{"command", argsField} {
-		for _, arg := range v.at(field).items() {
-			if arg.isText() {
+func containerOf(v source.Value) container {
+	c := container{Value: v, image: imageOf(v.At("image")), env: make(map[string]source.Value), references: make(map[string]source.Value), sources: v.At("envFrom").ListItems()}
+	for _, field := range []string{"command", source.ArgsField} {
+		for _, arg := range v.At(field).ListItems() {
+			if arg.IsText() {
 				c.args = append(c.args, arg)
 			}
 		}
 	}
 	c.args = splitShell(c.args)
-	c.setEnv(v.at(envField))
+	c.setEnv(v.At(source.EnvField))
 	return c
 }
 
@@ -89,51 +90,51 @@ var script = regexp.MustCompile(`^-[a-z]*c$`)
 
 // splitShell splits the script of a shell command such as sh -c into its words. Other arguments are
 // returned unchanged.
-func splitShell(args []value) []value {
-	if len(args) == 0 || !slices.Contains([]string{"sh", "ash", "bash", "dash"}, path.Base(args[0].text())) {
+func splitShell(args []source.Value) []source.Value {
+	if len(args) == 0 || !slices.Contains([]string{"sh", "ash", "bash", "dash"}, path.Base(args[0].Text())) {
 		return args
 	}
-	i := slices.IndexFunc(args, func(arg value) bool { return script.MatchString(arg.text()) }) + 1
-	if i > 0 && i < len(args) && args[i].text() == "--" {
+	i := slices.IndexFunc(args, func(arg source.Value) bool { return script.MatchString(arg.Text()) }) + 1
+	if i > 0 && i < len(args) && args[i].Text() == "--" {
 		i++
 	}
 	if i == 0 || i == len(args) {
 		return args
 	}
-	var out []value
-	for _, word := range splitWords(args[i].node.Value, 1) {
-		word.Value, word.Line = strings.TrimRight(word.Value, ";"), args[i].node.Line
+	var out []source.Value
+	for _, word := range source.SplitWords(args[i].Node.Value, 1) {
+		word.Value, word.Line = strings.TrimRight(word.Value, ";"), args[i].Node.Line
 		arg := args[i]
-		arg.node = word
+		arg.Node = word
 		out = append(out, arg)
 	}
 	return out
 }
 
 // imageOf returns an image, which charts split into repository and tag.
-func imageOf(v value) string {
-	if !v.isMap() {
-		return v.text()
+func imageOf(v source.Value) string {
+	if !v.IsMap() {
+		return v.Text()
 	}
-	image := v.at("repository").text()
-	if tag := v.at("tag").text(); tag != "" {
+	image := v.At("repository").Text()
+	if tag := v.At("tag").Text(); tag != "" {
 		image += ":" + tag
 	}
 	return image
 }
 
 // setEnv reads environment variables from a container's list or from a map.
-func (c container) setEnv(env value) {
-	maps.Insert(c.env, env.fields())
-	if env.isList() {
-		for _, variable := range env.items() {
-			name := variable.at("name").text()
-			if v := variable.at("value"); v.isPresent() {
-				v.path = "env " + name
+func (c container) setEnv(env source.Value) {
+	maps.Insert(c.env, env.Fields())
+	if env.IsList() {
+		for _, variable := range env.ListItems() {
+			name := variable.At("name").Text()
+			if v := variable.At("value"); v.IsPresent() {
+				v.Path = "env " + name
 				c.env[name] = v
 			}
-			if from := variable.at("valueFrom"); from.isMap() && c.references != nil {
-				from.path = "env " + name
+			if from := variable.At("valueFrom"); from.IsMap() && c.references != nil {
+				from.Path = "env " + name
 				c.references[name] = from
 			}
 		}
@@ -143,24 +144,24 @@ func (c container) setEnv(env value) {
 // resolveVariables sets the variables of a container whose values are in ConfigMaps among the files.
 // As in the kubelet, a variable of env replaces a variable of envFrom, and a later source an earlier
 // one. It returns the variables whose values are unknown.
-func (im *importer) resolveVariables(c container) (unknown map[string]value) {
-	unknown = make(map[string]value)
-	found := make(map[string]value)
-	for _, source := range c.sources {
-		name := source.at("configMapRef", "name").text()
+func (im *importer) resolveVariables(c container) (unknown map[string]source.Value) {
+	unknown = make(map[string]source.Value)
+	found := make(map[string]source.Value)
+	for _, object := range c.sources {
+		name := object.At("configMapRef", "name").Text()
 		data, ok := im.configMaps[name]
-		if name == "" || !ok || !data.isMap() {
-			im.notePodChange(source, "sets environment variables from an object that is not in the files; import the ConfigMap too, or write the variables of a Secret as values")
+		if name == "" || !ok || !data.IsMap() {
+			im.notePodChange(object, "sets environment variables from an object that is not in the files; import the ConfigMap too, or write the variables of a Secret as values")
 			continue
 		}
-		for key, field := range data.fields() {
-			found[source.at("prefix").text()+key] = field
+		for key, field := range data.Fields() {
+			found[object.At("prefix").Text()+key] = field
 		}
 	}
 	for name, from := range c.references {
-		ref := from.at("configMapKeyRef")
-		v := im.configMaps[ref.at("name").text()].at(ref.at("key").text())
-		if delete(found, name); v.isText() {
+		ref := from.At("configMapKeyRef")
+		v := im.configMaps[ref.At("name").Text()].At(ref.At("key").Text())
+		if delete(found, name); v.IsText() {
 			found[name] = v
 			continue
 		}
@@ -175,15 +176,15 @@ func (im *importer) resolveVariables(c container) (unknown map[string]value) {
 }
 
 // importDocument reads a document, and reports whether its format is known.
-func (im *importer) importDocument(v value) (known bool, err error) {
-	kind, version := v.at("kind").text(), v.at("apiVersion").text()
+func (im *importer) importDocument(v source.Value) (known bool, err error) {
+	kind, version := v.At("kind").Text(), v.At("apiVersion").Text()
 	switch {
-	case v.isList():
+	case v.IsList():
 		return im.importList(v)
-	case !v.isMap():
+	case !v.IsMap():
 		return false, nil
-	case strings.HasSuffix(kind, "List") && v.at("items").isList():
-		return im.importEach(v.at("items").items())
+	case strings.HasSuffix(kind, "List") && v.At("items").IsList():
+		return im.importEach(v.At("items").ListItems())
 	case kind == "ConfigMap" && version == "v1":
 		return im.configMap(v)
 	}
@@ -196,12 +197,12 @@ func (im *importer) importDocument(v value) (known bool, err error) {
 		im.chart = ""
 		return known, err
 	}
-	if pod := podOf(v); pod.isPresent() && im.importPod(v, pod) {
+	if pod := podOf(v); pod.IsPresent() && im.importPod(v, pod) {
 		return true, nil
 	}
 	if found := im.readNested(v, 0); len(found) > 0 {
 		for _, field := range placementFields(v) {
-			found = append(found, field.path)
+			found = append(found, field.Path)
 		}
 		im.onlyRead(v, found)
 		return true, nil
@@ -211,7 +212,7 @@ func (im *importer) importDocument(v value) (known bool, err error) {
 		return false, nil
 	}
 	if kind != "" && version != "" {
-		im.unreadValues[v.file] = append(im.unreadValues[v.file], strings.TrimSpace(kind+" "+v.at("metadata", "name").text()))
+		im.unreadValues[v.File] = append(im.unreadValues[v.File], strings.TrimSpace(kind+" "+v.At("metadata", "name").Text()))
 	}
 	return false, nil
 }
@@ -222,23 +223,23 @@ const pluginDir = "/var/lib/kubelet/device-plugins"
 // unknownPlugins returns the containers of an object that are device plugins of no known format: those
 // with the kubelet's directory for device plugins, or with such a name. Each value is the container's
 // image at the place of its name.
-func (im *importer) unknownPlugins(v value) (plugins []value) {
+func (im *importer) unknownPlugins(v source.Value) (plugins []source.Value) {
 	pod := podOf(v)
-	if !runsOnNodes(v) || !pod.at("containers").isList() {
+	if !runsOnNodes(v) || !pod.At("containers").IsList() {
 		return nil
 	}
 	var volumes []string
-	for _, volume := range pod.at("volumes").items() {
-		if strings.TrimSuffix(volume.at("hostPath", "path").text(), "/") == pluginDir {
-			volumes = append(volumes, volume.at("name").text())
+	for _, volume := range pod.At("volumes").ListItems() {
+		if strings.TrimSuffix(volume.At("hostPath", "path").Text(), "/") == pluginDir {
+			volumes = append(volumes, volume.At("name").Text())
 		}
 	}
 	for _, c := range containersOf(pod) {
-		mounts := slices.ContainsFunc(c.at("volumeMounts").items(), func(mount value) bool {
-			return slices.Contains(volumes, mount.at("name").text())
+		mounts := slices.ContainsFunc(c.At("volumeMounts").ListItems(), func(mount source.Value) bool {
+			return slices.Contains(volumes, mount.At("name").Text())
 		})
 		if mounts || c.names("device-plugin", "device_plugin", "deviceplugin") {
-			plugins = append(plugins, cmpValue(c.at("name"), c.value).as(c.image))
+			plugins = append(plugins, c.At("name").OrPlaceOf(c.Value).WithText(c.image))
 		}
 	}
 	return plugins
@@ -247,7 +248,7 @@ func (im *importer) unknownPlugins(v value) (plugins []value) {
 // importEach reads documents, and reports whether at least one of them is known. In that case,
 // documents with errors are only noted: a dump of all ConfigMaps of a namespace contains unrelated
 // ones.
-func (im *importer) importEach(documents []value) (known bool, err error) {
+func (im *importer) importEach(documents []source.Value) (known bool, err error) {
 	errs := make([]error, len(documents))
 	for i, document := range documents {
 		ok, err := im.importDocument(document)
@@ -258,39 +259,39 @@ func (im *importer) importEach(documents []value) (known bool, err error) {
 	}
 	for i, err := range errs {
 		if err != nil {
-			im.noteRemark(documents[i].as(documents[i].at("metadata", "name").text()), "is not read: %v", err)
+			im.noteRemark(documents[i].WithText(documents[i].At("metadata", "name").Text()), "is not read: %v", err)
 		}
 	}
 	return true, nil
 }
 
 // importList reads a list of arguments, of containers or of other documents.
-func (im *importer) importList(v value) (known bool, err error) {
+func (im *importer) importList(v source.Value) (known bool, err error) {
 	if f := im.recogniseFormat(v); f != nil {
 		im.readDocument(f, v)
 		return true, nil
 	}
-	if slices.ContainsFunc(v.items(), value.isText) {
-		return im.importContainer(container{args: v.items(), env: make(map[string]value)}), nil
+	if slices.ContainsFunc(v.ListItems(), source.Value.IsText) {
+		return im.importContainer(container{args: v.ListItems(), env: make(map[string]source.Value)}), nil
 	}
 	if c, ok := patchedContainer(v); ok {
 		return im.importContainer(c), nil
 	}
-	return im.importEach(v.items())
+	return im.importEach(v.ListItems())
 }
 
 // configMap reads the files of a ConfigMap.
-func (im *importer) configMap(v value) (known bool, err error) {
-	im.configMapName = v.at("metadata", "name").text()
+func (im *importer) configMap(v source.Value) (known bool, err error) {
+	im.configMapName = v.At("metadata", "name").Text()
 	defer func() { im.configMapName = "" }()
-	of := make(map[*format][]value)
-	var unread []value
+	of := make(map[*format][]source.Value)
+	var unread []source.Value
 	var errs []error
-	for _, data := range []value{v.at("data"), v.at("stringData")} {
-		for _, text := range data.fields() {
-			inside, err := embedded(text)
-			if err != nil && strings.ContainsAny(text.node.Value, "{:") {
-				errs = append(errs, inField(text.path, err))
+	for _, data := range []source.Value{v.At("data"), v.At("stringData")} {
+		for _, text := range data.Fields() {
+			inside, err := source.ParseEmbedded(text)
+			if err != nil && strings.ContainsAny(text.Node.Value, "{:") {
+				errs = append(errs, source.ErrorInField(text.Path, err))
 			}
 			f := im.recogniseFormat(inside)
 			if err != nil || f == nil {
@@ -307,25 +308,25 @@ func (im *importer) configMap(v value) (known bool, err error) {
 		}
 	}
 	for _, text := range unread {
-		at := text.as("")
+		at := text.WithText("")
 		if known {
 			im.noteRemark(at, "is not a known configuration")
 		}
 	}
-	if binary := v.at("binaryData"); !binary.isNull() {
+	if binary := v.At("binaryData"); !binary.IsNull() {
 		im.noteRemark(binary, "is not text")
 	}
-	if known || im.variableMaps[im.configMapName] || im.importContainer(variablesIn(v.at("data"))) {
+	if known || im.variableMaps[im.configMapName] || im.importContainer(variablesIn(v.At("data"))) {
 		return true, nil
 	}
 	return false, errors.Join(errs...)
 }
 
 // variablesIn returns a container with the environment variables of a ConfigMap.
-func variablesIn(data value) container {
-	c := container{env: make(map[string]value)}
-	for name, v := range data.fields() {
-		if v.isText() && name == strings.ToUpper(name) || strings.HasPrefix(name, "U30") {
+func variablesIn(data source.Value) container {
+	c := container{env: make(map[string]source.Value)}
+	for name, v := range data.Fields() {
+		if v.IsText() && name == strings.ToUpper(name) || strings.HasPrefix(name, "U30") {
 			c.env[name] = v
 		}
 	}
@@ -334,13 +335,13 @@ func variablesIn(data value) container {
 
 // importChosen reads configurations of one format. If each of them applies to some nodes only,
 // their entries are limited to those nodes.
-func (im *importer) importChosen(f *format, configurations []value) {
+func (im *importer) importChosen(f *format, configurations []source.Value) {
 	for _, c := range configurations {
-		im.seen = append(im.seen, nameOf(c))
+		im.seen = append(im.seen, c.FieldName())
 	}
-	objects := slices.ContainsFunc(configurations, func(c value) bool { return c.has("kind") })
+	objects := slices.ContainsFunc(configurations, func(c source.Value) bool { return c.Has("kind") })
 	byOperator := im.operator && f.label != "" && im.options.Named == ""
-	byStrategy := im.fallbacks.isPresent() && im.byDefault.text() == "" && !im.operator && f.label != "" && im.options.Named == ""
+	byStrategy := im.fallbacks.IsPresent() && im.byDefault.Text() == "" && !im.operator && f.label != "" && im.options.Named == ""
 	if !f.alternatives || len(configurations) == 1 && !byOperator && !byStrategy || objects {
 		for _, c := range configurations {
 			im.readDocument(f, c)
@@ -348,16 +349,16 @@ func (im *importer) importChosen(f *format, configurations []value) {
 		return
 	}
 	find := func(names ...string) int {
-		return slices.IndexFunc(configurations, func(c value) bool { return slices.Contains(names, nameOf(c)) })
+		return slices.IndexFunc(configurations, func(c source.Value) bool { return slices.Contains(names, c.FieldName()) })
 	}
 	i := find(im.options.Named)
-	usual := find(im.byDefault.text())
+	usual := find(im.byDefault.Text())
 	if byStrategy {
 		var ok bool
-		if usual, ok = fallback(im.fallbacks.texts(), configurations); !ok {
+		if usual, ok = fallback(im.fallbacks.ListTexts(), configurations); !ok {
 			im.notePodChange(im.fallbacks, "no strategy selects a configuration for nodes without the label %s: the plugin does not start there, and Chandler offers their GPUs unshared", f.label)
 		}
-	} else if usual < 0 && im.byDefault.text() != "" && f.label != "" && im.options.Named == "" {
+	} else if usual < 0 && im.byDefault.Text() != "" && f.label != "" && im.options.Named == "" {
 		// cmd/config-manager of NVIDIA/k8s-device-plugin stops with this error
 		im.notePodChange(im.byDefault, "no configuration has this name: the plugin does not start on nodes without the label %s, and Chandler offers their GPUs unshared", f.label)
 	} else if usual < 0 && !byOperator {
@@ -367,9 +368,9 @@ func (im *importer) importChosen(f *format, configurations []value) {
 	case im.options.Named == "" && f.label != "":
 		im.byLabel(f, configurations, usual)
 		return
-	case i < 0 && usual < 0 && !slices.ContainsFunc(configurations, func(c value) bool { return !isNodeName(nameOf(c)) }):
+	case i < 0 && usual < 0 && !slices.ContainsFunc(configurations, func(c source.Value) bool { return !isNodeName(c.FieldName()) }):
 		for _, c := range groupAlike(configurations) {
-			c.value.nodes = &v1alpha1.Nodes{Names: c.names}
+			c.value.Nodes = &v1alpha1.Nodes{Names: c.names}
 			im.readDocument(f, c.value)
 		}
 		return
@@ -378,8 +379,8 @@ func (im *importer) importChosen(f *format, configurations []value) {
 	}
 	im.readDocument(f, configurations[i])
 	for j, c := range configurations {
-		if j != i && c.short() != configurations[i].short() {
-			im.otherNode(c, nameOf(c), nameOf(configurations[i]))
+		if j != i && c.Short() != configurations[i].Short() {
+			im.otherNode(c, c.FieldName(), configurations[i].FieldName())
 		}
 	}
 }
@@ -387,11 +388,11 @@ func (im *importer) importChosen(f *format, configurations []value) {
 // fallback returns the index of the configuration that the strategies select for nodes without a
 // label, below 0 for the empty configuration. It reports false if no strategy selects one
 // (updateConfigName in cmd/config-manager of NVIDIA/k8s-device-plugin v0.20).
-func fallback(strategies []string, configurations []value) (int, bool) {
+func fallback(strategies []string, configurations []source.Value) (int, bool) {
 	for strategy := range strings.SplitSeq(strings.Join(strategies, ","), ",") {
 		switch strings.TrimSpace(strategy) {
 		case "named":
-			if i := slices.IndexFunc(configurations, func(c value) bool { return nameOf(c) == "default" }); i >= 0 {
+			if i := slices.IndexFunc(configurations, func(c source.Value) bool { return c.FieldName() == "default" }); i >= 0 {
 				return i, true
 			}
 		case "single":
@@ -409,7 +410,7 @@ func fallback(strategies []string, configurations []value) (int, bool) {
 
 // byLabel reads configurations that a node label selects by name. The configuration with the index
 // usual applies to nodes without the label; no configuration does if usual is below 0.
-func (im *importer) byLabel(f *format, configurations []value, usual int) {
+func (im *importer) byLabel(f *format, configurations []source.Value, usual int) {
 	var labelled []string // the names of the configurations that need the label
 	label := func(operator metav1.LabelSelectorOperator, names []string) *v1alpha1.Nodes {
 		if operator == metav1.LabelSelectorOpIn && len(names) == 1 {
@@ -417,41 +418,41 @@ func (im *importer) byLabel(f *format, configurations []value, usual int) {
 		}
 		return &v1alpha1.Nodes{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: f.label, Operator: operator, Values: names}}}
 	}
-	var rest *value
+	var rest *source.Value
 	for _, c := range groupAlike(configurations) {
-		if usual >= 0 && slices.Contains(c.names, nameOf(configurations[usual])) {
+		if usual >= 0 && slices.Contains(c.names, configurations[usual].FieldName()) {
 			rest = &c.value
 			continue
 		}
 		labelled = append(labelled, c.names...)
-		c.value.nodes = label(metav1.LabelSelectorOpIn, c.names)
+		c.value.Nodes = label(metav1.LabelSelectorOpIn, c.names)
 		im.readDocument(f, c.value)
 	}
 	if rest == nil {
-		rest = &value{file: configurations[0].file}
+		rest = &source.Value{File: configurations[0].File}
 	}
 	if len(labelled) > 0 {
-		rest.nodes = label(metav1.LabelSelectorOpNotIn, labelled)
+		rest.Nodes = label(metav1.LabelSelectorOpNotIn, labelled)
 	}
 	im.readDocument(f, *rest)
 }
 
 // configuration is a configuration with all of its names.
 type configuration struct {
-	value value
+	value source.Value
 	names []string
 }
 
 // groupAlike groups configurations with the same content.
-func groupAlike(configurations []value) (all []*configuration) {
+func groupAlike(configurations []source.Value) (all []*configuration) {
 	by := make(map[string]*configuration)
 	for _, c := range configurations {
-		text, err := yaml.Marshal(c.node)
+		text, err := yaml.Marshal(c.Node)
 		if err == nil && by[string(text)] != nil {
-			by[string(text)].names = append(by[string(text)].names, nameOf(c))
+			by[string(text)].names = append(by[string(text)].names, c.FieldName())
 			continue
 		}
-		one := &configuration{c, []string{nameOf(c)}}
+		one := &configuration{c, []string{c.FieldName()}}
 		by[string(text)], all = one, append(all, one)
 	}
 	return all
@@ -463,22 +464,14 @@ func isNodeName(name string) bool {
 	return len(validation.IsDNS1123Subdomain(name)) == 0 && !slices.Contains([]string{".json", ".yaml", ".yml", ".conf", ".txt"}, path.Ext(name))
 }
 
-// nameOf returns the name of the field that holds a value.
-func nameOf(v value) string {
-	if inside, ok := strings.CutSuffix(v.path, "]"); ok {
-		return inside[strings.LastIndex(inside, "[")+1:]
-	}
-	return v.path[strings.LastIndex(v.path, ".")+1:]
-}
-
 // otherNode notes a configuration that is not imported because its nodes are unknown.
-func (im *importer) otherNode(v value, name, instead string) {
-	at := v.as("")
+func (im *importer) otherNode(v source.Value, name, instead string) {
+	at := v.WithText("")
 	im.notePodChange(at, "is another configuration for some nodes; %s is imported, and this one with --named=%s", instead, name)
 }
 
 // podOf returns the pod spec of a workload, or the zero value.
-func podOf(v value) value {
+func podOf(v source.Value) source.Value {
 	for _, at := range [][]string{
 		{"spec", "jobTemplate", "spec", "template", "spec"},
 		{"spec", "template", "spec"},
@@ -486,20 +479,20 @@ func podOf(v value) value {
 		{"spec"},
 		{},
 	} {
-		if pod := v.at(at...); pod.at("containers").isList() || pod.at("initContainers").isList() {
+		if pod := v.At(at...); pod.At("containers").IsList() || pod.At("initContainers").IsList() {
 			return pod
 		}
 	}
-	if v.hasAny(argsField, "command") || v.at(envField).isList() {
+	if v.HasAny(source.ArgsField, "command") || v.At(source.EnvField).IsList() {
 		return v
 	}
-	return value{}
+	return source.Value{}
 }
 
 // importPod reads the containers of an object with a pod spec, and reports whether one of them runs
 // a plugin.
-func (im *importer) importPod(object, pod value) (known bool) {
-	if !pod.hasAny("containers", "initContainers") {
+func (im *importer) importPod(object, pod source.Value) (known bool) {
+	if !pod.HasAny("containers", "initContainers") {
 		return im.importContainer(containerOf(pod))
 	}
 	var scope *[]*v1alpha1.Nodes
@@ -522,8 +515,8 @@ func (im *importer) importPod(object, pod value) (known bool) {
 }
 
 // containersOf returns the containers of a pod.
-func containersOf(pod value) (containers []container) {
-	for _, c := range slices.Concat(pod.at("initContainers").items(), pod.at("containers").items()) {
+func containersOf(pod source.Value) (containers []container) {
+	for _, c := range slices.Concat(pod.At("initContainers").ListItems(), pod.At("containers").ListItems()) {
 		containers = append(containers, containerOf(c))
 	}
 	return containers
@@ -556,7 +549,7 @@ func (im *importer) readContainer(f *format, c container, scope *[]*v1alpha1.Nod
 	}
 	im.found[f.name], im.current = true, f
 	if f.runsAt == nil {
-		at := cmpValue(c.at("name"), c.value)
+		at := c.At("name").OrPlaceOf(c.Value)
 		f.runsAt = &at
 	}
 	f.container(c)

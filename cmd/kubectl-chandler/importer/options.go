@@ -7,6 +7,9 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
 // A fate is the treatment of an option.
@@ -31,7 +34,7 @@ type option struct {
 	fate  fate
 	fine  []string // values that change nothing
 	why   string   // the reason, for an idle or lost option
-	do    func(value)
+	do    func(source.Value)
 }
 
 // wanted returns the type of the option's value, with an article.
@@ -51,18 +54,18 @@ func (o *option) variable() string {
 }
 
 // fineAs reports whether a value changes nothing.
-func (o *option) fineAs(v value) bool {
-	if v.isNull() || v.isText() && v.text() == "" || (v.isList() || v.isMap()) && len(v.node.Content) == 0 {
+func (o *option) fineAs(v source.Value) bool {
+	if v.IsNull() || v.IsText() && v.Text() == "" || (v.IsList() || v.IsMap()) && len(v.Node.Content) == 0 {
 		return true
 	}
-	for _, text := range v.texts() {
+	for _, text := range v.ListTexts() {
 		for part := range strings.SplitSeq(text, ",") {
 			if !slices.Contains(o.fine, strings.ToLower(strings.TrimSpace(part))) {
 				return false
 			}
 		}
 	}
-	return !v.isMap()
+	return !v.IsMap()
 }
 
 // never lists flags and environment variables of any plugin that do not affect pods: those of klog,
@@ -92,7 +95,7 @@ type settings struct {
 }
 
 type setting struct {
-	value value
+	value source.Value
 	rank  int
 }
 
@@ -105,8 +108,8 @@ func (s *settings) clone() *settings { return &settings{s.im, s.table, maps.Clon
 
 // put sets an option, unless a source with higher precedence has set it already. A null value sets
 // nothing.
-func (s *settings) put(o *option, v value, rank int) {
-	if v.isNull() {
+func (s *settings) put(o *option, v source.Value, rank int) {
+	if v.IsNull() {
 		return
 	}
 	name := cmp.Or(o.name, o.at, o.in)
@@ -114,8 +117,8 @@ func (s *settings) put(o *option, v value, rank int) {
 		if before.rank > rank {
 			return
 		}
-		if before.rank == rank && !o.many && before.value.short() != v.short() {
-			s.im.notePodChange(before.value, "is set again at %s, and the last value applies", v.origin())
+		if before.rank == rank && !o.many && before.value.Short() != v.Short() {
+			s.im.notePodChange(before.value, "is set again at %s, and the last value applies", v.Origin())
 		}
 	}
 	s.set[name] = setting{v, rank}
@@ -134,7 +137,7 @@ func (s *settings) find(is func(*option) bool) *option {
 // variables with unknown values.
 func (s *settings) flags(c container) {
 	unknown := s.im.resolveVariables(c)
-	for _, name := range sorted(unknown) {
+	for _, name := range slices.Sorted(maps.Keys(unknown)) {
 		o := s.find(func(o *option) bool { return o.variable() == name && name != "" })
 		if o != nil && (o.fate != fateIdle || o.do != nil) {
 			s.im.notePodChange(unknown[name], "the value is not in the files; import the ConfigMap too, or write the value itself")
@@ -149,24 +152,24 @@ func (s *settings) flags(c container) {
 		o := named(name)
 		return o != nil && o.alone || slices.Contains(aloneOfLogging, name)
 	}
-	for _, arg := range splitArguments(c.args, alone) {
-		if name, ok := strings.CutPrefix(arg.value.text(), "$("); ok && c.env[strings.TrimSuffix(name, ")")].isText() {
-			arg.value.node = newScalar(c.env[strings.TrimSuffix(name, ")")].text(), arg.value.node.Line)
+	for _, arg := range source.SplitArguments(c.args, alone) {
+		if name, ok := strings.CutPrefix(arg.Value.Text(), "$("); ok && c.env[strings.TrimSuffix(name, ")")].IsText() {
+			arg.Value.Node = yamlnode.NewScalar(c.env[strings.TrimSuffix(name, ")")].Text(), arg.Value.Node.Line)
 		}
-		if _, ok := never[arg.name]; ok && named(arg.name) == nil {
+		if _, ok := never[arg.Name]; ok && named(arg.Name) == nil {
 			continue
 		}
-		switch o := named(arg.name); {
-		case arg.name == "":
-		case (strings.Contains(arg.value.text(), "{{") || strings.Contains(arg.value.text(), "$(")) && (o == nil || o.fate != fateIdle || o.do != nil):
-			s.im.notePodChange(arg.value, "is set elsewhere, and its value is unknown")
+		switch o := named(arg.Name); {
+		case arg.Name == "":
+		case (strings.Contains(arg.Value.Text(), "{{") || strings.Contains(arg.Value.Text(), "$(")) && (o == nil || o.fate != fateIdle || o.do != nil):
+			s.im.notePodChange(arg.Value, "is set elsewhere, and its value is unknown")
 		case o == nil:
-			s.im.notePodChange(arg.value, "is an unknown flag")
+			s.im.notePodChange(arg.Value, "is an unknown flag")
 		default:
-			s.put(o, arg.value, inFlags)
+			s.put(o, arg.Value, inFlags)
 		}
 	}
-	for _, name := range sorted(c.env) {
+	for _, name := range slices.Sorted(maps.Keys(c.env)) {
 		if o := s.find(func(o *option) bool { return o.variable() == name && name != "" }); o != nil {
 			s.put(o, c.env[name], inEnv)
 		}
@@ -174,18 +177,18 @@ func (s *settings) flags(c container) {
 }
 
 // file reads the fields of an object. It calls rest for each unknown field.
-func (s *settings) file(v value, key func(*option) string, rest func(value)) {
+func (s *settings) file(v source.Value, key func(*option) string, rest func(source.Value)) {
 	s.fields(v, "", inFile, key, rest)
 }
 
 // helmValues reads the values of a chart that sets the plugin's environment variables from them. It
 // calls rest for each unknown field.
-func (s *settings) helmValues(v value, rest func(value)) {
+func (s *settings) helmValues(v source.Value, rest func(source.Value)) {
 	s.fields(v, "", inEnv, inValues, rest)
 }
 
-func (s *settings) fields(v value, prefix string, rank int, key func(*option) string, rest func(value)) {
-	for name, field := range v.fields() {
+func (s *settings) fields(v source.Value, prefix string, rank int, key func(*option) string, rest func(source.Value)) {
+	for name, field := range v.Fields() {
 		path := prefix + name
 		if o := s.find(func(o *option) bool { return key(o) == path }); o != nil {
 			s.put(o, field, rank)
@@ -193,9 +196,9 @@ func (s *settings) fields(v value, prefix string, rank int, key func(*option) st
 		}
 		deeper := s.find(func(o *option) bool { return strings.HasPrefix(key(o), path+".") })
 		switch {
-		case deeper != nil && field.isMap():
+		case deeper != nil && field.IsMap():
 			s.fields(field, path+".", rank, key, rest)
-		case deeper != nil && field.isNull():
+		case deeper != nil && field.IsNull():
 		case deeper != nil:
 			s.im.noteType(field, "an object")
 		default:
@@ -209,7 +212,7 @@ func inOwn(o *option) string    { return o.at }
 func inValues(o *option) string { return o.in }
 
 // get returns the value of an option, the zero value if the option is not set.
-func (s *settings) get(name string) value { return s.set[name].value }
+func (s *settings) get(name string) source.Value { return s.set[name].value }
 
 // finishOptions handles all options in the order of the table: it runs the code of each option with
 // a do function, and notes the options that are not imported.
@@ -223,9 +226,9 @@ func (s *settings) finishOptions() {
 		}
 		v := s.set[name].value
 		switch {
-		case o.kind != 0 && !v.isNull() && v.node.Kind != o.kind:
+		case o.kind != 0 && !v.IsNull() && v.Node.Kind != o.kind:
 			s.im.noteType(v, o.wanted())
-		case o.do != nil && !v.isNull():
+		case o.do != nil && !v.IsNull():
 			o.do(v)
 		case o.fate == fateCarried || o.fineAs(v):
 		case o.fate == fatePodChange:
@@ -237,14 +240,14 @@ func (s *settings) finishOptions() {
 }
 
 // noteType notes a value that is not of the wanted type.
-func (im *importer) noteType(v value, wanted string) {
-	im.notePodChange(v, "is %s; want %s", v.typeName(), wanted)
+func (im *importer) noteType(v source.Value, wanted string) {
+	im.notePodChange(v, "is %s; want %s", v.TypeName(), wanted)
 }
 
 // noteUnknown notes an unknown field of a plugin's own file. A name that cannot be a field of the
 // plugin is taken for a remark of the author.
-func (im *importer) noteUnknown(v value) {
-	name := nameOf(v)
+func (im *importer) noteUnknown(v source.Value) {
+	name := v.FieldName()
 	if strings.HasPrefix(name, "_") || strings.HasPrefix(name, "/") || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "$") || strings.HasPrefix(strings.ToLower(name), "comment") {
 		im.noteRemark(v, "is taken for a remark")
 		return
@@ -253,38 +256,28 @@ func (im *importer) noteUnknown(v value) {
 }
 
 // unknownExcept notes the fields of an object that are not in the list.
-func (im *importer) unknownExcept(v value, known ...string) {
-	for _, field := range otherFields(v, known...) {
+func (im *importer) unknownExcept(v source.Value, known ...string) {
+	for _, field := range v.FieldsExcept(known...) {
 		im.noteUnknown(field)
 	}
 }
 
-// otherFields returns the fields of an object that are not in the list.
-func otherFields(v value, known ...string) (fields []value) {
-	for name, field := range v.fields() {
-		if !slices.Contains(known, name) {
-			fields = append(fields, field)
-		}
-	}
-	return fields
-}
-
 // noteOthers notes, in one note, the fields of a large object that are unrelated to devices.
-func (im *importer) noteOthers(v value, fields []value) {
+func (im *importer) noteOthers(v source.Value, fields []source.Value) {
 	for _, read := range placementFields(v) {
-		fields = slices.DeleteFunc(fields, func(field value) bool { return field.path == read.path })
+		fields = slices.DeleteFunc(fields, func(field source.Value) bool { return field.Path == read.Path })
 	}
 	if len(fields) == 0 {
 		return
 	}
 	var names []string
 	for _, field := range fields {
-		names = append(names, strings.TrimPrefix(strings.TrimPrefix(field.path, v.path), "."))
+		names = append(names, strings.TrimPrefix(strings.TrimPrefix(field.Path, v.Path), "."))
 	}
 	slices.Sort(names)
-	at := value{file: v.file, above: v.above, path: v.path}
-	if v.node != nil {
-		at.node = newScalar("", v.node.Line)
+	at := source.Value{File: v.File, Above: v.Above, Path: v.Path}
+	if v.Node != nil {
+		at.Node = yamlnode.NewScalar("", v.Node.Line)
 	}
 	im.noteRemark(at, "has fields that do not select devices and were not read: %s", strings.Join(names, ", "))
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
 // rdmaShared reads configurations of the Mellanox shared RDMA device plugin (README.md and
@@ -28,8 +30,8 @@ func newRDMAShared(im *importer) *format {
 		families:     []string{"rdma"},
 		alternatives: true,
 		needs:        true,
-		is: func(v value) bool {
-			return v.has("configList") || isOldRDMA(v) || isSection(v, "rdmaSharedDevicePlugin")
+		is: func(v source.Value) bool {
+			return v.Has("configList") || isOldRDMA(v) || isSection(v, "rdmaSharedDevicePlugin")
 		},
 		read: r.read,
 		runs: func(c container) bool {
@@ -41,12 +43,12 @@ func newRDMAShared(im *importer) *format {
 }
 
 // isOldRDMA recognises the configuration format from before 2019.
-func isOldRDMA(v value) bool {
-	mode := v.at("mode").text()
-	return (mode == "hca" || mode == "sriov") && (v.has("pfNetdevices") || len(v.node.Content) == 2)
+func isOldRDMA(v source.Value) bool {
+	mode := v.At("mode").Text()
+	return (mode == "hca" || mode == "sriov") && (v.Has("pfNetdevices") || len(v.Node.Content) == 2)
 }
 
-func (r *rdmaShared) read(v value) {
+func (r *rdmaShared) read(v source.Value) {
 	if isOldRDMA(v) {
 		r.readOld(v)
 		return
@@ -56,13 +58,13 @@ func (r *rdmaShared) read(v value) {
 		return
 	}
 	r.im.unknownExcept(v, "configList", "periodicUpdateInterval", "kubeletRootDir")
-	if root := v.at("kubeletRootDir"); !root.isNull() {
+	if root := v.At("kubeletRootDir"); !root.IsNull() {
 		r.im.noteRemark(root, "the agent has a flag for the kubelet's directory")
 	}
-	if interval := v.at("periodicUpdateInterval"); !interval.isNull() {
+	if interval := v.At("periodicUpdateInterval"); !interval.IsNull() {
 		r.im.noteRemark(interval, "the agent looks for devices whenever the kernel reports a change")
 	}
-	for _, pool := range v.at("configList").items() {
+	for _, pool := range v.At("configList").ListItems() {
 		r.readPool(pool)
 	}
 }
@@ -71,19 +73,19 @@ func (r *rdmaShared) read(v value) {
 const defaultCount = 1000
 
 // section reads pools from chart values, which have the selectors beside the name.
-func (r *rdmaShared) section(v value) {
-	for _, one := range v.at("resources").items() {
-		count := one.at("rdmaHcaMax").node
+func (r *rdmaShared) section(v source.Value) {
+	for _, one := range v.At("resources").ListItems() {
+		count := one.At("rdmaHcaMax").Node
 		if count == nil {
-			count = newScalar(strconv.Itoa(defaultCount), one.node.Line)
+			count = yamlnode.NewScalar(strconv.Itoa(defaultCount), one.Node.Line)
 		}
-		selectors := newObject(one.node.Line)
-		for name, field := range one.fields() {
+		selectors := yamlnode.NewObject(one.Node.Line)
+		for name, field := range one.Fields() {
 			if name != "name" && name != "rdmaHcaMax" {
-				selectors.Content = append(selectors.Content, newScalar(name, one.node.Line), field.node)
+				selectors.Content = append(selectors.Content, yamlnode.NewScalar(name, one.Node.Line), field.Node)
 			}
 		}
-		one.node = newObject(one.node.Line, "resourceName", one.at("name").node, "rdmaHcaMax", count, "selectors", selectors)
+		one.Node = yamlnode.NewObject(one.Node.Line, "resourceName", one.At("name").Node, "rdmaHcaMax", count, "selectors", selectors)
 		r.readPool(one)
 	}
 }
@@ -92,15 +94,15 @@ func (r *rdmaShared) section(v value) {
 const sharedPrefix = "rdma"
 
 // readPool reads a pool of adapters that containers share.
-func (r *rdmaShared) readPool(v value) {
+func (r *rdmaShared) readPool(v source.Value) {
 	fields := []string{"resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors"}
-	v = v.respell(fields...)
+	v = v.RespellFields(fields...)
 	r.im.unknownExcept(v, fields...)
-	name := cmp.Or(v.at("resourcePrefix").text(), sharedPrefix) + "/" + v.at("resourceName").text()
-	count := v.at("rdmaHcaMax")
-	replicas, ok := count.number()
+	name := cmp.Or(v.At("resourcePrefix").Text(), sharedPrefix) + "/" + v.At("resourceName").Text()
+	count := v.At("rdmaHcaMax")
+	replicas, ok := count.AsInteger()
 	if !ok || replicas < 1 {
-		r.im.notePodChange(cmpValue(count, v), "rdmaHcaMax is not a number above 0, so the plugin offers no %s", name)
+		r.im.notePodChange(count.OrPlaceOf(v), "rdmaHcaMax is not a number above 0, so the plugin offers no %s", name)
 		return
 	}
 	// The plugin lists PCI functions, and no sub-functions.
@@ -113,18 +115,18 @@ func (r *rdmaShared) readPool(v value) {
 		}
 	}
 	fields = []string{"vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"}
-	selectors := v.at("selectors").respell(fields...)
+	selectors := v.At("selectors").RespellFields(fields...)
 	r.im.unknownExcept(selectors, fields...)
-	one(text("pciVendor"), pciIDs(selectors.at("vendors")))
-	one(text("pciDevice"), pciIDs(selectors.at("deviceIDs")))
-	one(text("driver"), selectors.at("drivers").texts())
-	if len(v.at("devices").texts()) > 0 && len(selectors.fieldsWith()) > 0 {
-		r.im.notePodChange(v.at("devices"), "the plugin does not take devices and selectors together; here both must hold")
+	one(text("pciVendor"), pciIDs(selectors.At("vendors")))
+	one(text("pciDevice"), pciIDs(selectors.At("deviceIDs")))
+	one(text("driver"), selectors.At("drivers").ListTexts())
+	if len(v.At("devices").ListTexts()) > 0 && len(selectors.FieldsWithText()) > 0 {
+		r.im.notePodChange(v.At("devices"), "the plugin does not take devices and selectors together; here both must hold")
 	}
-	one(text("ifName"), slices.Concat(v.at("devices").texts(), selectors.at("ifNames").texts()))
-	one(text("linkLayer"), linkLayers(selectors.at("linkTypes")))
+	one(text("ifName"), slices.Concat(v.At("devices").ListTexts(), selectors.At("ifNames").ListTexts()))
+	one(text("linkLayer"), linkLayers(selectors.At("linkTypes")))
 	if len(chosen) == 0 {
-		r.im.notePodChange(cmpValue(selectors, v), "selects nothing, and the plugin does not take such a pool")
+		r.im.notePodChange(selectors.OrPlaceOf(v), "selects nothing, and the plugin does not take such a pool")
 		return
 	}
 	id := name + all(cel)
@@ -134,12 +136,12 @@ func (r *rdmaShared) readPool(v value) {
 	r.seen[id] = true
 	for _, before := range r.im.shared {
 		if !areDisjoint(before, chosen) {
-			r.im.notePodChange(v.at("resourceName"), "an adapter that a pool before selects too is in that one only, where the plugin has it in both")
+			r.im.notePodChange(v.At("resourceName"), "an adapter that a pool before selects too is in that one only, where the plugin has it in both")
 			break
 		}
 	}
 	if slices.Contains(chosen[text("driver")], "hfi1") || slices.Contains(chosen[text("pciVendor")], "434e") {
-		r.im.notePodChange(v.at("resourceName"), "the plugin for Cornelis adapters sets FI_PROVIDER=opx in containers, and the agent does not: set it in the pods. Containers get /dev/hfi1_… as before")
+		r.im.notePodChange(v.At("resourceName"), "the plugin for Cornelis adapters sets FI_PROVIDER=opx in containers, and the agent does not: set it in the pods. Containers get /dev/hfi1_… as before")
 	}
 	r.im.shared = append(r.im.shared, chosen)
 	r.im.addSharing(v, all(cel), v1alpha1.Sharing{Resource: name, Replicas: replicas, Pool: true})
@@ -156,26 +158,17 @@ func areDisjoint(a, b map[string][]string) bool {
 	return false
 }
 
-// cmpValue returns a if it is present, and otherwise the place of b.
-func cmpValue(a, b value) value {
-	if a.isPresent() {
-		return a
-	}
-	b = b.as("")
-	return b
-}
-
 // readOld reads a configuration from before pools, which offers all adapters, or the virtual
 // functions of some, under one name.
-func (r *rdmaShared) readOld(v value) {
+func (r *rdmaShared) readOld(v source.Value) {
 	r.im.unknownExcept(v, "mode", "pfNetdevices")
-	if v.at("mode").text() == "hca" {
+	if v.At("mode").Text() == "hca" {
 		cel := all([]string{oneOf(familyAttribute, []string{"rdma"}), attributes + `?rdmaNamespaces.orValue("shared") == "shared"`})
 		r.im.addSharing(v, cel, v1alpha1.Sharing{Resource: "rdma/hca", Replicas: 1000, Pool: true})
 		return
 	}
 	cel := []string{oneOf(familyAttribute, []string{"rdma"}), oneOf(text("function"), []string{"virtual"})}
-	if names := v.at("pfNetdevices").texts(); len(names) > 0 {
+	if names := v.At("pfNetdevices").ListTexts(); len(names) > 0 {
 		cel = append(cel, oneOf(text("pfName"), names))
 	}
 	r.im.addResource(v, "rdma/vhca", all(cel))

@@ -9,11 +9,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // A Note is a setting that is not imported, or an action that keeps pods working as before.
@@ -81,15 +81,12 @@ func (im *importer) result() *Result {
 	return result
 }
 
-// maxSaid is the number of characters that a note quotes.
-const maxSaid = 100
-
 // addNote adds a note about a value. n has the kind of the note.
-func (im *importer) addNote(v value, n Note, format string, args ...any) {
-	n.Field, n.Value, n.Why = oneLine(v.path), oneLine(v.short()), oneLine(fmt.Sprintf(format, args...))
-	n.file, n.line = v.file, v.line()
+func (im *importer) addNote(v source.Value, n Note, format string, args ...any) {
+	n.Field, n.Value, n.Why = source.OneLine(v.Path), source.OneLine(v.Short()), source.OneLine(fmt.Sprintf(format, args...))
+	n.file, n.line = v.File, v.Line()
 	if n.file != "" {
-		n.Place = oneLine(n.file)
+		n.Place = source.OneLine(n.file)
 		if n.line > 0 {
 			n.Place = fmt.Sprintf("%s:%d", n.Place, n.line)
 		}
@@ -100,33 +97,22 @@ func (im *importer) addNote(v value, n Note, format string, args ...any) {
 }
 
 // notePodChange adds a note about a change for pods.
-func (im *importer) notePodChange(v value, format string, args ...any) {
+func (im *importer) notePodChange(v source.Value, format string, args ...any) {
 	im.addNote(v, Note{Pods: true}, format, args...)
 }
 
 // noteResult adds a note about the result of changes for pods that other notes describe.
-func (im *importer) noteResult(v value, format string, args ...any) {
+func (im *importer) noteResult(v source.Value, format string, args ...any) {
 	im.addNote(v, Note{Pods: true, result: true}, format, args...)
 }
 
 // noteRemark adds a note without a change for pods.
-func (im *importer) noteRemark(v value, format string, args ...any) {
+func (im *importer) noteRemark(v source.Value, format string, args ...any) {
 	im.addNote(v, Note{}, format, args...)
 }
 
-// oneLine returns text in a form that fits into a comment.
-func oneLine(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
-}
-
 // addExclude adds an expression for devices that are not offered.
-func (im *importer) addExclude(from value, cel string) {
+func (im *importer) addExclude(from source.Value, cel string) {
 	for _, nodes := range im.nodesOf(from) {
 		entry := v1alpha1.Selector{CEL: bindDomain(cel), Nodes: nodes}
 		if slices.ContainsFunc(im.config.Exclude, func(s v1alpha1.Selector) bool { return reflect.DeepEqual(s, entry) }) {
@@ -148,7 +134,7 @@ func (im *importer) addFunction(cel, driver string) {
 }
 
 // addSharing adds an entry of sharing.
-func (im *importer) addSharing(from value, cel string, sharing v1alpha1.Sharing) {
+func (im *importer) addSharing(from source.Value, cel string, sharing v1alpha1.Sharing) {
 	sharing.CEL = bindDomain(cel)
 	if sharing.Replicas > maxShares {
 		im.noteRemark(from, "%d containers at once are more than the %d that can be written, and than a node has", sharing.Replicas, maxShares)
@@ -170,13 +156,13 @@ func (im *importer) addSharing(from value, cel string, sharing v1alpha1.Sharing)
 const maxShares = 4096
 
 // addResource adds an entry of resources, and reports whether the entry is valid.
-func (im *importer) addResource(from value, name, cel string) bool {
+func (im *importer) addResource(from source.Value, name, cel string) bool {
 	return im.addPool(from, name, cel, nil)
 }
 
 // addPool adds an entry of resources that may be a pool of the SR-IOV plugin, and reports whether
 // the entry is valid.
-func (im *importer) addPool(from value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
+func (im *importer) addPool(from source.Value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
 	ok := true
 	for _, nodes := range im.nodesOf(from) {
 		entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bindDomain(cel), Nodes: nodes}, SRIOV: sriov}
@@ -194,7 +180,7 @@ func (im *importer) addPool(from value, name, cel string, sriov *v1alpha1.SRIOVP
 }
 
 // addPaths adds an entry of paths, and reports whether the entry is valid.
-func (im *importer) addPaths(from value, entry v1alpha1.PathResource) bool {
+func (im *importer) addPaths(from source.Value, entry v1alpha1.PathResource) bool {
 	ok := true
 	for _, nodes := range im.nodesOf(from) {
 		entry.Nodes = nodes
@@ -212,7 +198,7 @@ func (im *importer) addPaths(from value, entry v1alpha1.PathResource) bool {
 }
 
 // setAllocation changes the allocation settings of a resource.
-func (im *importer) setAllocation(from value, name string, set func(*v1alpha1.Allocation)) {
+func (im *importer) setAllocation(from source.Value, name string, set func(*v1alpha1.Allocation)) {
 	for _, nodes := range im.nodesOf(from) {
 		i := slices.IndexFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
 			return a.Resource == name && reflect.DeepEqual(a.Nodes, nodes)
@@ -231,7 +217,7 @@ func (im *importer) setAllocation(from value, name string, set func(*v1alpha1.Al
 }
 
 // onlyOne rejects containers that request more than one device of a resource.
-func (im *importer) onlyOne(from value, name string) {
+func (im *importer) onlyOne(from source.Value, name string) {
 	im.setAllocation(from, name, func(a *v1alpha1.Allocation) { a.FailRequestsGreaterThanOne = true })
 }
 
@@ -244,9 +230,9 @@ var listStrategies = map[string]v1alpha1.DeviceListStrategy{
 }
 
 // listStrategy sets the device list strategy of resources: a list, or strings separated by commas.
-func (im *importer) listStrategy(v value, names ...string) {
+func (im *importer) listStrategy(v source.Value, names ...string) {
 	var strategies []v1alpha1.DeviceListStrategy
-	for _, text := range v.texts() {
+	for _, text := range v.ListTexts() {
 		for one := range strings.SplitSeq(text, ",") {
 			strategy, ok := listStrategies[strings.ToLower(strings.TrimSpace(one))]
 			if !ok {
@@ -268,19 +254,19 @@ func (im *importer) listStrategy(v value, names ...string) {
 func (im *importer) isListed(name string) bool {
 	return slices.ContainsFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
 		return a.Resource == name && len(a.DeviceListStrategy) > 0 &&
-			slices.ContainsFunc(im.nodesOf(value{}), func(nodes *v1alpha1.Nodes) bool { return reflect.DeepEqual(a.Nodes, nodes) })
+			slices.ContainsFunc(im.nodesOf(source.Value{}), func(nodes *v1alpha1.Nodes) bool { return reflect.DeepEqual(a.Nodes, nodes) })
 	})
 }
 
 // setPolicy sets the allocation policy of resources.
-func (im *importer) setPolicy(from value, policy v1alpha1.Policy, names ...string) {
+func (im *importer) setPolicy(from source.Value, policy v1alpha1.Policy, names ...string) {
 	for _, name := range names {
 		im.setAllocation(from, name, func(a *v1alpha1.Allocation) { a.Policy = policy })
 	}
 }
 
 // setRoot sets the host directory of a family.
-func (im *importer) setRoot(from value, family, dir string) {
+func (im *importer) setRoot(from source.Value, family, dir string) {
 	roots := map[string]string{family: dir}
 	if !im.fitsConfig(from, "", v1alpha1.DriverConfig{DriverRoots: roots}) {
 		return
@@ -293,7 +279,7 @@ func (im *importer) setRoot(from value, family, dir string) {
 
 // fitsConfig reports whether an entry can be added to the configuration, and otherwise notes the
 // reason. name is the entry's resource name, or "".
-func (im *importer) fitsConfig(from value, name string, entry v1alpha1.DriverConfig) bool {
+func (im *importer) fitsConfig(from source.Value, name string, entry v1alpha1.DriverConfig) bool {
 	if name != "" && !im.named(from, name) {
 		return false
 	}
@@ -325,18 +311,18 @@ const ellipsis = `\"...\"`
 var place = regexp.MustCompile(`^[a-z]+\[[0-9]+\](?:: |\.)`)
 
 // origin stores the source of a list entry.
-func (im *importer) origin(list string, from value) {
-	im.origins[list] = append(im.origins[list], from.origin())
+func (im *importer) origin(list string, from source.Value) {
+	im.origins[list] = append(im.origins[list], from.Origin())
 }
 
 // named reports whether the kubelet accepts a resource name, and otherwise adds a note
 // (IsExtendedResourceName in pkg/apis/core/v1/helper of Kubernetes, read in 1.25 and 1.37; the
 // kubelet's device manager refuses registrations by the same rule).
-func (im *importer) named(from value, name string) bool {
+func (im *importer) named(from source.Value, name string) bool {
 	if len(validation.IsQualifiedName("requests."+name)) == 0 && strings.Contains(name, "/") {
 		return true
 	}
-	from = from.as(name)
+	from = from.WithText(name)
 	im.noteRemark(from, "is not a valid resource name for the kubelet, so the plugin offers nothing under it")
 	return false
 }

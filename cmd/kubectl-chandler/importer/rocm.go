@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // rocm reads configurations of the AMD GPU device plugin, alone or under the GPU operator
@@ -34,12 +35,12 @@ func newROCm(im *importer) *format {
 		name:      "AMD's GPU device plugin",
 		forms:     "flags, DaemonSet, Helm values, DeviceConfig of the GPU operator, configuration file",
 		families:  []string{"amdgpu"},
-		is:        func(v value) bool { return r.isFile(v) || r.isValues(v) || r.isOperator(v) },
+		is:        func(v source.Value) bool { return r.isFile(v) || r.isValues(v) || r.isOperator(v) },
 		read:      r.read,
 		runs:      r.runsPlugin,
 		container: r.readContainer,
-		defaultSelector: func(v value) map[string]string {
-			if !v.at(rocmSelector + "_enabled").is() {
+		defaultSelector: func(v source.Value) map[string]string {
+			if !v.At(rocmSelector + "_enabled").IsTrue() {
 				return nil
 			}
 			return map[string]string{"feature.node.kubernetes.io/pci-0300_1002.present": "true", "kubernetes.io/arch": "amd64"}
@@ -48,55 +49,55 @@ func newROCm(im *importer) *format {
 	}
 }
 
-func (r *rocm) isFile(v value) bool {
-	return v.at("gpu").hasAny("device_count", "replicas") && !v.hasAny("kind", "apiVersion")
+func (r *rocm) isFile(v source.Value) bool {
+	return v.At("gpu").HasAny("device_count", "replicas") && !v.HasAny("kind", "apiVersion")
 }
 
-func (r *rocm) isValues(v value) bool {
-	repository := v.at("dp", "image", "repository").text()
-	return strings.Contains(repository, "rocm") || v.at("dp").isMap() && v.at("lbl").isMap() || v.has("dp", "labeller")
+func (r *rocm) isValues(v source.Value) bool {
+	repository := v.At("dp", "image", "repository").Text()
+	return strings.Contains(repository, "rocm") || v.At("dp").IsMap() && v.At("lbl").IsMap() || v.Has("dp", "labeller")
 }
 
 // isOperator recognises the GPU operator's object, and the part of its chart's values that becomes
 // such an object.
-func (r *rocm) isOperator(v value) bool {
-	return v.at("kind").text() == "DeviceConfig" && strings.HasPrefix(v.at("apiVersion").text(), "amd.com/") ||
-		v.at("spec", "devicePlugin").hasAny("devicePluginArguments", "devicePluginImage", "enableDevicePlugin", "enableNodeLabeller")
+func (r *rocm) isOperator(v source.Value) bool {
+	return v.At("kind").Text() == "DeviceConfig" && strings.HasPrefix(v.At("apiVersion").Text(), "amd.com/") ||
+		v.At("spec", "devicePlugin").HasAny("devicePluginArguments", "devicePluginImage", "enableDevicePlugin", "enableNodeLabeller")
 }
 
-func (r *rocm) read(v value) {
-	var rest []value
+func (r *rocm) read(v source.Value) {
+	var rest []source.Value
 	switch {
 	case r.isFile(v):
 		r.settings.file(v, inOwn, r.im.noteUnknown)
 	case r.isOperator(v):
 		r.readOperator(v)
 	default:
-		r.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
-		r.settings.flags(containerOf(v.at("dp")))
+		r.settings.file(v, inValues, func(field source.Value) { rest = append(rest, field) })
+		r.settings.flags(containerOf(v.At("dp")))
 		r.im.noteOthers(v, rest)
 	}
 }
 
 // readOperator reads the GPU operator's object.
-func (r *rocm) readOperator(v value) {
-	plugin := v.at("spec", "devicePlugin")
-	if enabled := plugin.at("enableDevicePlugin"); enabled.isPresent() && !enabled.is() {
+func (r *rocm) readOperator(v source.Value) {
+	plugin := v.At("spec", "devicePlugin")
+	if enabled := plugin.At("enableDevicePlugin"); enabled.IsPresent() && !enabled.IsTrue() {
 		r.im.noteRemark(enabled, "the operator starts no device plugin")
 		return
 	}
-	for name, said := range plugin.at("devicePluginArguments").fields() {
+	for name, said := range plugin.At("devicePluginArguments").Fields() {
 		if o := r.settings.find(func(o *option) bool { return o.name == name }); o != nil {
 			r.settings.put(o, said, inFlags)
 			continue
 		}
 		r.im.notePodChange(said, "is an unknown flag")
 	}
-	if enabled := plugin.at("enableNodeLabeller"); !enabled.isPresent() || enabled.is() {
-		r.labels(cmpValue(enabled, plugin))
+	if enabled := plugin.At("enableNodeLabeller"); !enabled.IsPresent() || enabled.IsTrue() {
+		r.labels(enabled.OrPlaceOf(plugin))
 	}
-	var rest []value
-	for name, field := range v.at("spec").fields() {
+	var rest []source.Value
+	for name, field := range v.At("spec").Fields() {
 		if name != "devicePlugin" {
 			rest = append(rest, field)
 		}
@@ -111,15 +112,15 @@ func (r *rocm) runsPlugin(c container) bool {
 
 func (r *rocm) readContainer(c container) {
 	if c.names("labeller", "-lbl") || strings.Contains(imageVersion(c.image), "labeller") {
-		r.labels(c.at("name"))
+		r.labels(c.At("name"))
 		return
 	}
 	r.settings.flags(c)
 }
 
 // readReplicas reads the number of containers per GPU (ROCm/k8s-device-plugin#189).
-func (r *rocm) readReplicas(v value) {
-	n, ok := v.number()
+func (r *rocm) readReplicas(v source.Value) {
+	n, ok := v.AsInteger()
 	switch {
 	case !ok || n < 0:
 		r.im.notePodChange(v, "is not a number of containers; the plugin does not start with it")
@@ -129,8 +130,8 @@ func (r *rocm) readReplicas(v value) {
 }
 
 // labels notes that the agent labels nodes.
-func (r *rocm) labels(v value) {
-	if truth, ok := v.boolean(); ok && !truth {
+func (r *rocm) labels(v source.Value) {
+	if truth, ok := v.AsBoolean(); ok && !truth {
 		return
 	}
 	r.im.noteRemark(v, "the agent sets the labels amd.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
@@ -143,8 +144,8 @@ var partitions = []string{
 }
 
 // readStrategy reads the naming strategy of GPU partitions.
-func (r *rocm) readStrategy(v value) {
-	switch strings.ToLower(v.text()) {
+func (r *rocm) readStrategy(v source.Value) {
+	switch strings.ToLower(v.Text()) {
 	case "single", "":
 	case "mixed":
 		for _, partition := range partitions {

@@ -9,51 +9,52 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // findObjects stores the names of the DaemonSets in a document, the ConfigMaps, and how the NVIDIA
 // plugin selects a configuration for nodes without a label.
-func (im *importer) findObjects(v value) {
-	for _, item := range v.at("items").items() {
+func (im *importer) findObjects(v source.Value) {
+	for _, item := range v.At("items").ListItems() {
 		im.findObjects(item)
 	}
-	name := v.at("metadata", "name").text()
-	switch v.at("kind").text() {
+	name := v.At("metadata", "name").Text()
+	switch v.At("kind").Text() {
 	case "DaemonSet":
-		im.workloads[v.at("metadata", "namespace").text()+"/"+name] = true
+		im.workloads[v.At("metadata", "namespace").Text()+"/"+name] = true
 	case "ConfigMap":
-		data := v.at("data")
+		data := v.At("data")
 		if _, ambiguous := im.configMaps[name]; ambiguous {
-			data = value{}
+			data = source.Value{}
 		}
 		im.configMaps[name] = data
 	}
 	for _, c := range containersOf(podOf(v)) {
 		if c.names("config-manager") {
-			if im.byDefault.text() == "" {
+			if im.byDefault.Text() == "" {
 				im.byDefault = c.env["DEFAULT_CONFIG"]
 			}
-			if strategies := c.env["FALLBACK_STRATEGIES"]; !strategies.isNull() {
+			if strategies := c.env["FALLBACK_STRATEGIES"]; !strategies.IsNull() {
 				im.fallbacks = strategies
 			}
 		}
-		for _, source := range c.sources {
-			im.variableMaps[source.at("configMapRef", "name").text()] = true
+		for _, object := range c.sources {
+			im.variableMaps[object.At("configMapRef", "name").Text()] = true
 		}
 		for _, from := range c.references {
-			im.variableMaps[from.at("configMapKeyRef", "name").text()] = true
+			im.variableMaps[from.At("configMapKeyRef", "name").Text()] = true
 		}
 	}
 }
 
 // findScopes stores the nodes of the plugins in a document, so that they are known before the first
 // configuration file is read.
-func (im *importer) findScopes(v value) {
-	for _, item := range v.at("items").items() {
+func (im *importer) findScopes(v source.Value) {
+	for _, item := range v.At("items").ListItems() {
 		im.findScopes(item)
 	}
 	pod := podOf(v)
-	if !runsOnNodes(v) || !pod.hasAny("containers", "initContainers") {
+	if !runsOnNodes(v) || !pod.HasAny("containers", "initContainers") {
 		return
 	}
 	for _, c := range containersOf(pod) {
@@ -65,16 +66,16 @@ func (im *importer) findScopes(v value) {
 
 // runsOnNodes reports whether an object runs a pod on each selected node, unlike the Deployment of a
 // scheduler or a webhook.
-func runsOnNodes(v value) bool {
-	kind := v.at("kind").text()
+func runsOnNodes(v source.Value) bool {
+	kind := v.At("kind").Text()
 	return kind == "DaemonSet" || kind == "Pod"
 }
 
 // ownerOf returns the DaemonSet that owns a pod, namespace/name.
-func ownerOf(v value) string {
-	for _, owner := range v.at("metadata", "ownerReferences").items() {
-		if owner.at("kind").text() == "DaemonSet" {
-			return v.at("metadata", "namespace").text() + "/" + owner.at("name").text()
+func ownerOf(v source.Value) string {
+	for _, owner := range v.At("metadata", "ownerReferences").ListItems() {
+		if owner.At("kind").Text() == "DaemonSet" {
+			return v.At("metadata", "namespace").Text() + "/" + owner.At("name").Text()
 		}
 	}
 	return ""
@@ -82,24 +83,24 @@ func ownerOf(v value) string {
 
 // placementOf returns the part of an operator's object or of Helm values that selects the nodes of a
 // plugin, and whether there is one.
-func placementOf(v value) (value, bool) {
-	switch kind, plugin := v.at("kind").text(), v.at("devicePlugin"); {
+func placementOf(v source.Value) (source.Value, bool) {
+	switch kind, plugin := v.At("kind").Text(), v.At("devicePlugin"); {
 	case strings.HasSuffix(kind, "DevicePlugin"), kind == "DeviceConfig", kind == "NicClusterPolicy":
-		return v.at("spec"), true
+		return v.At("spec"), true
 	case kind == "KubeVirt", kind == "HyperConverged":
-		pod := v.at("spec", "workloads", "nodePlacement")
-		if !pod.isPresent() {
-			pod = v.at("spec", "deployment", "nodePlacements", "workload") // HyperConverged v1
+		pod := v.At("spec", "workloads", "nodePlacement")
+		if !pod.IsPresent() {
+			pod = v.At("spec", "deployment", "nodePlacements", "workload") // HyperConverged v1
 		}
-		return pod, pod.isPresent()
-	case kind == "" && plugin.hasAny(nodeSelectorsOfHAMi...):
+		return pod, pod.IsPresent()
+	case kind == "" && plugin.HasAny(nodeSelectorsOfHAMi...):
 		return plugin, true
-	case kind == "" && v.at(rocmSelector).isMap():
-		return v, v.at(rocmSelector + "_enabled").is()
-	case kind == "" && !v.at("apiVersion").isPresent() && v.hasAny("nodeSelector", "affinity"):
+	case kind == "" && v.At(rocmSelector).IsMap():
+		return v, v.At(rocmSelector + "_enabled").IsTrue()
+	case kind == "" && !v.At("apiVersion").IsPresent() && v.HasAny("nodeSelector", "affinity"):
 		return v, true
 	}
-	return value{}, false
+	return source.Value{}, false
 }
 
 // nodeSelectorsOfHAMi are the node selectors in the section devicePlugin of HAMi's values, in the
@@ -114,12 +115,12 @@ const rocmSelector = "node_selector"
 var nodeSelectors = append([]string{"nodeSelector", "selector", rocmSelector}, nodeSelectorsOfHAMi...)
 
 // placementFields returns the fields of an operator's object or of Helm values that select nodes.
-func placementFields(v value) (fields []value) {
+func placementFields(v source.Value) (fields []source.Value) {
 	pod, ok := placementOf(v)
 	if !ok {
 		return nil
 	}
-	for name, field := range pod.fields() {
+	for name, field := range pod.Fields() {
 		if name == "affinity" || name == "nodeAffinity" || slices.Contains(nodeSelectors, name) {
 			fields = append(fields, field)
 		}
@@ -147,43 +148,43 @@ func (im *importer) formatOn(f *format, scope []*v1alpha1.Nodes) *format {
 // placement returns the nodes that the nodeName, the nodeSelector and the required node affinity of a
 // pod select: those of any of the terms, or all nodes without a term. The labels are those of a chart's
 // default node selector, which the nodeSelector changes.
-func (im *importer) placement(pod value, labels map[string]string) (terms []*v1alpha1.Nodes) {
+func (im *importer) placement(pod source.Value, labels map[string]string) (terms []*v1alpha1.Nodes) {
 	selected := &v1alpha1.Nodes{MatchLabels: maps.Clone(labels)}
-	if name := pod.at("nodeName").text(); name != "" {
+	if name := pod.At("nodeName").Text(); name != "" {
 		selected.Names = []string{name}
 	}
-	var nodeSelector value
+	var nodeSelector source.Value
 	for _, name := range nodeSelectors {
-		if field := pod.at(name); field.isPresent() && !nodeSelector.isPresent() {
+		if field := pod.At(name); field.IsPresent() && !nodeSelector.IsPresent() {
 			nodeSelector = field
 		}
 	}
-	for name, label := range nodeSelector.fields() {
+	for name, label := range nodeSelector.Fields() {
 		switch {
-		case name == osLabel && label.text() == "linux": // all nodes of the agent
-		case label.isNull():
+		case name == osLabel && label.Text() == "linux": // all nodes of the agent
+		case label.IsNull():
 			delete(selected.MatchLabels, name)
 		default:
 			if selected.MatchLabels == nil {
 				selected.MatchLabels = make(map[string]string)
 			}
-			selected.MatchLabels[name] = label.text()
+			selected.MatchLabels[name] = label.Text()
 		}
 	}
 	if len(selected.MatchLabels) == 0 {
 		selected.MatchLabels = nil
 	}
-	affinity := pod.at("affinity", "nodeAffinity")
-	if !affinity.isPresent() {
-		affinity = pod.at("nodeAffinity") // of a NicClusterPolicy
+	affinity := pod.At("affinity", "nodeAffinity")
+	if !affinity.IsPresent() {
+		affinity = pod.At("nodeAffinity") // of a NicClusterPolicy
 	}
-	required := affinity.at("requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
-	for _, item := range required.items() {
+	required := affinity.At("requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+	for _, item := range required.ListItems() {
 		if term, ok := intersect(selected, im.affinityTerm(item)); ok {
 			terms = append(terms, term)
 		}
 	}
-	if len(required.items()) == 0 {
+	if len(required.ListItems()) == 0 {
 		terms = []*v1alpha1.Nodes{selected}
 	}
 	if slices.ContainsFunc(terms, func(n *v1alpha1.Nodes) bool { return reflect.DeepEqual(n, &v1alpha1.Nodes{}) }) {
@@ -196,18 +197,18 @@ func (im *importer) placement(pod value, labels map[string]string) (terms []*v1a
 const osLabel = "kubernetes.io/os"
 
 // affinityTerm returns the nodes of a term of a node affinity.
-func (im *importer) affinityTerm(v value) *v1alpha1.Nodes {
+func (im *importer) affinityTerm(v source.Value) *v1alpha1.Nodes {
 	nodes := &v1alpha1.Nodes{}
-	for _, field := range v.at("matchFields").items() {
-		if field.at("key").text() == "metadata.name" && field.at("operator").text() == "In" {
-			nodes.Names = append(nodes.Names, field.at("values").texts()...)
+	for _, field := range v.At("matchFields").ListItems() {
+		if field.At("key").Text() == "metadata.name" && field.At("operator").Text() == "In" {
+			nodes.Names = append(nodes.Names, field.At("values").ListTexts()...)
 		}
 	}
-	for _, e := range v.at("matchExpressions").items() {
-		operator := metav1.LabelSelectorOperator(e.at("operator").text())
+	for _, e := range v.At("matchExpressions").ListItems() {
+		operator := metav1.LabelSelectorOperator(e.At("operator").Text())
 		switch operator {
 		case metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist:
-			if key, values := e.at("key").text(), e.at("values").texts(); key != osLabel {
+			if key, values := e.At("key").Text(), e.At("values").ListTexts(); key != osLabel {
 				nodes.MatchExpressions = append(nodes.MatchExpressions, metav1.LabelSelectorRequirement{Key: key, Operator: operator, Values: values})
 			}
 		default:
@@ -253,10 +254,10 @@ func intersect(a, b *v1alpha1.Nodes) (*v1alpha1.Nodes, bool) {
 
 // nodesOf returns the nodes of an entry with the given source, one value for each entry to write. A
 // nil value stands for all nodes.
-func (im *importer) nodesOf(from value) []*v1alpha1.Nodes {
+func (im *importer) nodesOf(from source.Value) []*v1alpha1.Nodes {
 	nodes := im.nodes
 	if nodes == nil {
-		nodes = from.nodes
+		nodes = from.Nodes
 	}
 	if im.current == nil || len(im.current.scope) == 0 {
 		return []*v1alpha1.Nodes{nodes}

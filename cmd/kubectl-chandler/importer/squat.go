@@ -2,6 +2,7 @@ package importer
 
 import (
 	"cmp"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -10,6 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
 // squat reads configurations of squat's generic-device-plugin (config.go and deviceplugin in
@@ -17,15 +20,15 @@ import (
 type squat struct {
 	im          *importer
 	settings    *settings
-	devices     []value          // of all files and arguments
-	image       string           // "" if unknown
-	taken       map[string]value // the first path to a device node of each family
-	container   value            // the container
-	domainNoted bool             // the note about the uncertain domain exists
+	devices     []source.Value          // of all files and arguments
+	image       string                  // "" if unknown
+	taken       map[string]source.Value // the first path to a device node of each family
+	container   source.Value            // the container
+	domainNoted bool                    // the note about the uncertain domain exists
 }
 
 func newSquat(im *importer) *format {
-	s := &squat{im: im, taken: make(map[string]value)}
+	s := &squat{im: im, taken: make(map[string]source.Value)}
 	s.settings = newSettings(im, []option{
 		{name: "domain", at: "domain", fate: fateCarried},
 		{name: "device", many: true, fate: fateCarried},
@@ -54,9 +57,9 @@ func (s *squat) runsPlugin(c container) bool {
 	return c.names("generic-device-plugin") || c.hasFlag("device") && !c.names("docker", "podman", "nerdctl", "intel", "nvidia")
 }
 
-func (s *squat) is(v value) bool {
-	for _, list := range []value{v, v.at("devices"), v.at("device")} {
-		if list.isList() && len(list.node.Content) > 0 && isDevice(list.items()[0]) {
+func (s *squat) is(v source.Value) bool {
+	for _, list := range []source.Value{v, v.At("devices"), v.At("device")} {
+		if list.IsList() && len(list.Node.Content) > 0 && isDevice(list.ListItems()[0]) {
 			return true
 		}
 	}
@@ -64,14 +67,14 @@ func (s *squat) is(v value) bool {
 }
 
 // isDevice recognises a value of --device.
-func isDevice(v value) bool {
-	groups := v.at("groups")
-	return v.hasAny("name", "type") && (groups.isList() && len(groups.node.Content) > 0 && groups.items()[0].hasAny("paths", "usb", "usbs") || v.at("paths").isList() && v.has("type"))
+func isDevice(v source.Value) bool {
+	groups := v.At("groups")
+	return v.HasAny("name", "type") && (groups.IsList() && len(groups.Node.Content) > 0 && groups.ListItems()[0].HasAny("paths", "usb", "usbs") || v.At("paths").IsList() && v.Has("type"))
 }
 
-func (s *squat) read(v value) {
-	if v.isList() {
-		s.devices = append(s.devices, v.items()...)
+func (s *squat) read(v source.Value) {
+	if v.IsList() {
+		s.devices = append(s.devices, v.ListItems()...)
 		return
 	}
 	if isDevice(v) {
@@ -79,15 +82,15 @@ func (s *squat) read(v value) {
 		return
 	}
 	s.settings.file(v, inOwn, s.im.noteUnknown)
-	s.devices = append(s.devices, v.at("devices").items()...)
-	s.devices = append(s.devices, v.at("device").items()...)
+	s.devices = append(s.devices, v.At("devices").ListItems()...)
+	s.devices = append(s.devices, v.At("device").ListItems()...)
 }
 
 func (s *squat) readContainer(c container) {
-	s.image, s.container = c.image, cmpValue(c.at("name"), c.value)
-	for _, arg := range splitArguments(c.args, func(string) bool { return false }) {
-		if arg.name == "device" && !arg.alone {
-			s.devices = append(s.devices, s.readArgument(arg.value)...)
+	s.image, s.container = c.image, c.At("name").OrPlaceOf(c.Value)
+	for _, arg := range source.SplitArguments(c.args, func(string) bool { return false }) {
+		if arg.Name == "device" && !arg.Alone {
+			s.devices = append(s.devices, s.readArgument(arg.Value)...)
 		}
 	}
 	s.settings.flags(c)
@@ -95,25 +98,25 @@ func (s *squat) readContainer(c container) {
 
 // readArgument reads a value of --device: YAML, JSON, or the oldest form, a name and paths
 // separated by commas.
-func (s *squat) readArgument(v value) []value {
-	if strings.Contains(v.node.Value, "{{") {
+func (s *squat) readArgument(v source.Value) []source.Value {
+	if strings.Contains(v.Node.Value, "{{") {
 		return nil // the flags note it
 	}
-	if inside, err := embedded(v); err == nil && inside.isMap() {
-		inside.path = "--device"
-		return []value{inside}
+	if inside, err := source.ParseEmbedded(v); err == nil && inside.IsMap() {
+		inside.Path = "--device"
+		return []source.Value{inside}
 	}
-	name, paths, ok := strings.Cut(v.text(), ",")
+	name, paths, ok := strings.Cut(v.Text(), ",")
 	if !ok {
 		s.im.notePodChange(v, "is neither YAML nor JSON")
 		return nil
 	}
-	list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: v.node.Line}
+	list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: v.Node.Line}
 	for p := range strings.SplitSeq(paths, ",") {
-		list.Content = append(list.Content, newScalar(p, v.node.Line))
+		list.Content = append(list.Content, yamlnode.NewScalar(p, v.Node.Line))
 	}
-	v.node = newObject(v.node.Line, "type", newScalar(name, v.node.Line), "paths", list)
-	return []value{v}
+	v.Node = yamlnode.NewObject(v.Node.Line, "type", yamlnode.NewScalar(name, v.Node.Line), "paths", list)
+	return []source.Value{v}
 }
 
 func (s *squat) finishSettings() {
@@ -146,13 +149,13 @@ var before02 = regexp.MustCompile(`^v?0\.[01](?:\.|$|-)`)
 
 // domainsOf returns the domains of a device's resource: both if the release is unknown, because the
 // image is not in the files, or has a digest or a tag that is not a version.
-func (s *squat) domainsOf(v value) []string {
-	domain, version := s.settings.get("domain").text(), imageVersion(s.image)
+func (s *squat) domainsOf(v source.Value) []string {
+	domain, version := s.settings.get("domain").Text(), imageVersion(s.image)
 	latest := version == "latest" || version == "" && !strings.Contains(s.image, "@")
 	switch {
 	case domain != "":
 		return []string{domain}
-	case strings.Contains(v.path, microshift):
+	case strings.Contains(v.Path, microshift):
 		return []string{ofMicroshift}
 	case s.image != "" && (latest || releaseVersion.MatchString(version) && !before02.MatchString(version)):
 		return []string{ofSquatSince02}
@@ -163,22 +166,22 @@ func (s *squat) domainsOf(v value) []string {
 		if s.image != "" {
 			release = "the release of " + s.image + " is unknown"
 		}
-		s.im.notePodChange(cmpValue(s.container, v), "%s: resources are %s/… before release 0.2 and %s/… since. Both are written; delete the entries that pods do not request, or set the flag --domain", release, ofSquat, ofSquatSince02)
+		s.im.notePodChange(s.container.OrPlaceOf(v), "%s: resources are %s/… before release 0.2 and %s/… since. Both are written; delete the entries that pods do not request, or set the flag --domain", release, ofSquat, ofSquatSince02)
 		s.domainNoted = true
 	}
 	return []string{ofSquat, ofSquatSince02}
 }
 
 // readDevice reads the devices of one resource name.
-func (s *squat) readDevice(domain string, v value) {
+func (s *squat) readDevice(domain string, v source.Value) {
 	s.im.unknownExcept(v, "name", "groups", "type", "paths", "count")
-	entry := v1alpha1.PathResource{Name: domain + "/" + cmp.Or(v.at("name").text(), v.at("type").text())}
-	for _, group := range v.at("groups").items() {
+	entry := v1alpha1.PathResource{Name: domain + "/" + cmp.Or(v.At("name").Text(), v.At("type").Text())}
+	for _, group := range v.At("groups").ListItems() {
 		if g, ok := s.group(group); ok {
 			entry.Groups = append(entry.Groups, g)
 		}
 	}
-	for _, one := range v.at("paths").items() { // the format before groups existed
+	for _, one := range v.At("paths").ListItems() { // the format before groups existed
 		if p, ok := s.path(one); ok {
 			entry.Groups = append(entry.Groups, v1alpha1.PathGroup{Paths: []v1alpha1.Path{p}, Count: s.count(v)})
 		}
@@ -190,17 +193,17 @@ func (s *squat) readDevice(domain string, v value) {
 	s.im.addPaths(v, entry)
 }
 
-func (s *squat) group(v value) (v1alpha1.PathGroup, bool) {
+func (s *squat) group(v source.Value) (v1alpha1.PathGroup, bool) {
 	s.im.unknownExcept(v, "paths", "usb", "usbs", "count")
 	group := v1alpha1.PathGroup{Count: s.count(v)}
-	for _, one := range v.at("paths").items() {
+	for _, one := range v.At("paths").ListItems() {
 		p, ok := s.path(one)
 		if !ok {
 			return group, false
 		}
 		group.Paths = append(group.Paths, p)
 	}
-	for _, one := range slices.Concat(v.at("usb").items(), v.at("usbs").items()) {
+	for _, one := range slices.Concat(v.At("usb").ListItems(), v.At("usbs").ListItems()) {
 		s.im.unknownExcept(one, "vendor", "product", "serial")
 		group.USB = append(group.USB, usbDevice(one))
 	}
@@ -212,11 +215,11 @@ func (s *squat) group(v value) (v1alpha1.PathGroup, bool) {
 }
 
 // count returns the number of containers that share a device.
-func (s *squat) count(v value) int {
-	at := v.at("count")
-	count, ok := at.number()
+func (s *squat) count(v source.Value) int {
+	at := v.At("count")
+	count, ok := at.AsInteger()
 	switch {
-	case !at.isPresent():
+	case !at.IsPresent():
 		return 0
 	case !ok || count < 0:
 		s.im.notePodChange(at, "is not a number")
@@ -231,14 +234,14 @@ func (s *squat) count(v value) int {
 }
 
 // path reads a path: an object, or a string alone.
-func (s *squat) path(v value) (v1alpha1.Path, bool) {
-	p := v1alpha1.Path{Path: v.text()}
-	if v.isMap() {
+func (s *squat) path(v source.Value) (v1alpha1.Path, bool) {
+	p := v1alpha1.Path{Path: v.Text()}
+	if v.IsMap() {
 		s.im.unknownExcept(v, "path", "mountPath", "permissions", "readOnly", "type", "limit", "optional")
-		p = v1alpha1.Path{Path: v.at("path").text(), MountPath: v.at("mountPath").text(), Permissions: v.at("permissions").text(), Optional: v.at("optional").is()}
-		p.Limit, _ = v.at("limit").number()
-		if strings.EqualFold(v.at("type").text(), string(v1alpha1.PathTypeMount)) {
-			p.Type, p.ReadOnly, p.Permissions = v1alpha1.PathTypeMount, v.at("readOnly").is(), ""
+		p = v1alpha1.Path{Path: v.At("path").Text(), MountPath: v.At("mountPath").Text(), Permissions: v.At("permissions").Text(), Optional: v.At("optional").IsTrue()}
+		p.Limit, _ = v.At("limit").AsInteger()
+		if strings.EqualFold(v.At("type").Text(), string(v1alpha1.PathTypeMount)) {
+			p.Type, p.ReadOnly, p.Permissions = v1alpha1.PathTypeMount, v.At("readOnly").IsTrue(), ""
 		}
 	}
 	if p.Limit <= 1 {
@@ -278,13 +281,13 @@ var nodeFamilies = []struct {
 }
 
 // takeFamilies stores the families whose nodes are offered by path.
-func (s *squat) takeFamilies(v value, p string) {
+func (s *squat) takeFamilies(v source.Value, p string) {
 	for _, nodes := range nodeFamilies {
 		if !strings.HasPrefix(p, nodes.prefix) {
 			continue
 		}
 		for _, family := range nodes.families {
-			if !s.taken[family].isPresent() {
+			if !s.taken[family].IsPresent() {
 				s.taken[family] = v
 			}
 		}
@@ -301,16 +304,16 @@ func (s *squat) makeRoom() {
 		}
 	}
 	var families []string
-	for _, family := range sorted(s.taken) {
+	for _, family := range slices.Sorted(maps.Keys(s.taken)) {
 		if wanted[family] {
-			s.im.notePodChange(value{}, "devices of family %s are offered by their own names, and so their nodes are not by their paths", family)
+			s.im.notePodChange(source.Value{}, "devices of family %s are offered by their own names, and so their nodes are not by their paths", family)
 			continue
 		}
 		families = append(families, family)
 	}
 	if len(families) > 0 {
 		from := s.taken[families[0]]
-		from.path += ": offered by its path instead"
+		from.Path += ": offered by its path instead"
 		s.im.addExclude(from, oneOf(familyAttribute, families))
 	}
 }

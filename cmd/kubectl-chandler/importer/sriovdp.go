@@ -8,6 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
 // sriovdp reads configurations of the SR-IOV network device plugin (README.md and pkg/types in
@@ -15,10 +17,10 @@ import (
 type sriovdp struct {
 	im       *importer
 	settings *settings
-	pools    []value // of all files
-	policies []value // SriovNetworkNodePolicies
-	operator []value // the pools of the operator's ConfigMap
-	ran      bool    // a container runs the plugin, and its flags set the prefix
+	pools    []source.Value // of all files
+	policies []source.Value // SriovNetworkNodePolicies
+	operator []source.Value // the pools of the operator's ConfigMap
+	ran      bool           // a container runs the plugin, and its flags set the prefix
 }
 
 func newSRIOV(im *importer) *format {
@@ -49,27 +51,27 @@ func (s *sriovdp) runsPlugin(c container) bool {
 	return c.names("sriov-network-device-plugin", "sriov-device-plugin", "sriovdp", "sriov-dp") || c.image == "" && c.hasFlag("resource-prefix")
 }
 
-func (s *sriovdp) is(v value) bool {
-	return v.respell("resourceList").has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin") || isOperatorValues(v)
+func (s *sriovdp) is(v source.Value) bool {
+	return v.RespellFields("resourceList").Has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin") || isOperatorValues(v)
 }
 
 // isOperatorValues recognises values of the operator's chart that set the plugin's resource prefix.
-func isOperatorValues(v value) bool {
-	return v.at("operator", "resourcePrefix").isText() && !v.hasAny("apiVersion", "kind")
+func isOperatorValues(v source.Value) bool {
+	return v.At("operator", "resourcePrefix").IsText() && !v.HasAny("apiVersion", "kind")
 }
 
 // isSection recognises the section of a plugin in the values of the NVIDIA network operator.
-func isSection(v value, plugin string) bool {
-	return nameOf(v) == plugin && v.at("resources").isList() && v.at("resources").items() != nil
+func isSection(v source.Value, plugin string) bool {
+	return v.FieldName() == plugin && v.At("resources").IsList() && v.At("resources").ListItems() != nil
 }
 
-func isNodePolicy(v value) bool {
-	return v.at("kind").text() == "SriovNetworkNodePolicy"
+func isNodePolicy(v source.Value) bool {
+	return v.At("kind").Text() == "SriovNetworkNodePolicy"
 }
 
-func (s *sriovdp) read(v value) {
+func (s *sriovdp) read(v source.Value) {
 	if isNodePolicy(v) {
-		s.policies = append(s.policies, v.at("spec"))
+		s.policies = append(s.policies, v.At("spec"))
 		return
 	}
 	if isSection(v, "sriovDevicePlugin") {
@@ -78,13 +80,13 @@ func (s *sriovdp) read(v value) {
 	}
 	if isOperatorValues(v) {
 		is := func(o *option) bool { return o.name == "resource-prefix" }
-		s.settings.put(s.settings.find(is), v.at("operator", "resourcePrefix"), inFile)
-		s.im.onlyRead(v, []string{v.at("operator", "resourcePrefix").path})
+		s.settings.put(s.settings.find(is), v.At("operator", "resourcePrefix"), inFile)
+		s.im.onlyRead(v, []string{v.At("operator", "resourcePrefix").Path})
 		return
 	}
-	v = v.respell("resourceList")
+	v = v.RespellFields("resourceList")
 	s.im.unknownExcept(v, "resourceList")
-	pools := v.at("resourceList").items()
+	pools := v.At("resourceList").ListItems()
 	if s.im.configMapName == operatorConfig {
 		s.operator = append(s.operator, pools...)
 		return
@@ -93,17 +95,17 @@ func (s *sriovdp) read(v value) {
 }
 
 // section reads pools from chart values, which have the selectors beside the name.
-func (s *sriovdp) section(v value) {
-	for _, r := range v.at("resources").items() {
-		pool := newObject(r.node.Line, "resourceName", r.at("name").node, "resourcePrefix", newScalar("nvidia.com", r.node.Line))
-		selectors := newObject(r.node.Line)
-		for name, field := range r.fields() {
+func (s *sriovdp) section(v source.Value) {
+	for _, r := range v.At("resources").ListItems() {
+		pool := yamlnode.NewObject(r.Node.Line, "resourceName", r.At("name").Node, "resourcePrefix", yamlnode.NewScalar("nvidia.com", r.Node.Line))
+		selectors := yamlnode.NewObject(r.Node.Line)
+		for name, field := range r.Fields() {
 			if name != "name" {
-				selectors.Content = append(selectors.Content, newScalar(name, r.node.Line), field.node)
+				selectors.Content = append(selectors.Content, yamlnode.NewScalar(name, r.Node.Line), field.Node)
 			}
 		}
-		pool.Content = append(pool.Content, newScalar("selectors", r.node.Line), selectors)
-		r.node = pool
+		pool.Content = append(pool.Content, yamlnode.NewScalar("selectors", r.Node.Line), selectors)
+		r.Node = pool
 		s.pools = append(s.pools, r)
 	}
 }
@@ -146,58 +148,58 @@ var (
 
 // spelledPool returns a pool with the spelling of the fields above: the operator writes IsRdma and
 // NeedVhostNet.
-func spelledPool(v value) value {
-	v = v.respell(poolFields...)
-	for i := 1; v.isMap() && i < len(v.node.Content); i += 2 {
-		if v.node.Content[i-1].Value != "selectors" {
+func spelledPool(v source.Value) source.Value {
+	v = v.RespellFields(poolFields...)
+	for i := 1; v.IsMap() && i < len(v.Node.Content); i += 2 {
+		if v.Node.Content[i-1].Value != "selectors" {
 			continue
 		}
-		sets := value{node: v.node.Content[i]}
-		if !sets.isList() {
-			v.node.Content[i] = sets.respell(selectorFields...).node
+		sets := source.Value{Node: v.Node.Content[i]}
+		if !sets.IsList() {
+			v.Node.Content[i] = sets.RespellFields(selectorFields...).Node
 			continue
 		}
-		list := *sets.node
+		list := *sets.Node
 		list.Content = nil
-		for _, set := range sets.items() {
-			list.Content = append(list.Content, set.respell(selectorFields...).node)
+		for _, set := range sets.ListItems() {
+			list.Content = append(list.Content, set.RespellFields(selectorFields...).Node)
 		}
-		v.node.Content[i] = &list
+		v.Node.Content[i] = &list
 	}
 	return v
 }
 
 // readPool reads a pool of devices. operator is the default prefix of the operator, "" if the
 // operator does not start the plugin or the prefix is set elsewhere.
-func (s *sriovdp) readPool(v value, operator string) {
+func (s *sriovdp) readPool(v source.Value, operator string) {
 	v = spelledPool(v)
-	prefix := cmp.Or(v.at("resourcePrefix").text(), s.settings.get("resource-prefix").text())
+	prefix := cmp.Or(v.At("resourcePrefix").Text(), s.settings.get("resource-prefix").Text())
 	if prefix == "" && operator != "" {
-		s.im.noteRemark(v.at("resourceName"), ofOperator, operator)
+		s.im.noteRemark(v.At("resourceName"), ofOperator, operator)
 	}
 	prefix = cmp.Or(prefix, operator, poolDefault)
-	name := prefix + "/" + v.at("resourceName").text()
+	name := prefix + "/" + v.At("resourceName").Text()
 	s.im.unknownExcept(v, poolFields...)
-	kind := strings.ToLower(v.at("deviceType").text())
-	if devices := v.at("rootDevices"); devices.isPresent() && v.has("selectors") {
+	kind := strings.ToLower(v.At("deviceType").Text())
+	if devices := v.At("rootDevices"); devices.IsPresent() && v.Has("selectors") {
 		s.im.noteRemark(devices, "the plugin does not read it any more beside selectors, since release 3.0")
 	}
 	v = convertPool(v, kind)
 	var sets []string
 	whole := true
 	said := s.readSettings(v)
-	for _, set := range v.at("selectors").items() {
+	for _, set := range v.At("selectors").ListItems() {
 		p := &pool{im: s.im, kind: kind}
 		cel, ok := p.selectorOf(set)
 		sets = append(sets, cel)
 		whole = whole && ok
 		if slices.ContainsFunc(s.im.shared, func(shared map[string][]string) bool { return !areDisjoint(shared, p.chosen) }) {
-			s.im.notePodChange(v.at("resourceName"), "an adapter that a pool of the shared RDMA plugin selects too is in that pool only, where the plugins offer it twice")
+			s.im.notePodChange(v.At("resourceName"), "an adapter that a pool of the shared RDMA plugin selects too is in that pool only, where the plugins offer it twice")
 		}
 	}
 	if len(sets) == 0 {
 		p := &pool{im: s.im, kind: kind}
-		cel, ok := p.selectorOf(value{})
+		cel, ok := p.selectorOf(source.Value{})
 		sets, whole = []string{cel}, ok
 	}
 	if !whole {
@@ -208,26 +210,26 @@ func (s *sriovdp) readPool(v value, operator string) {
 
 // readSettings reads the fields of a pool beside its selectors. The plugin adds the vhost-net nodes
 // only to devices of the selector sets with needVhostNet.
-func (s *sriovdp) readSettings(v value) *v1alpha1.SRIOVPool {
+func (s *sriovdp) readSettings(v source.Value) *v1alpha1.SRIOVPool {
 	out := &v1alpha1.SRIOVPool{}
-	out.ExcludeTopology = v.at("excludeTopology").is()
-	for id, of := range v.at("additionalInfo").fields() {
-		for key, field := range of.fields() {
+	out.ExcludeTopology = v.At("excludeTopology").IsTrue()
+	for id, of := range v.At("additionalInfo").Fields() {
+		for key, field := range of.Fields() {
 			if out.AdditionalInfo == nil {
 				out.AdditionalInfo = make(map[string]map[string]string)
 			}
 			if out.AdditionalInfo[id] == nil {
 				out.AdditionalInfo[id] = make(map[string]string)
 			}
-			out.AdditionalInfo[id][key] = field.text()
+			out.AdditionalInfo[id][key] = field.Text()
 		}
 	}
-	sets := v.at("selectors").items()
-	needs := func(set value) bool { return set.at("needVhostNet").is() }
+	sets := v.At("selectors").ListItems()
+	needs := func(set source.Value) bool { return set.At("needVhostNet").IsTrue() }
 	i := slices.IndexFunc(sets, needs)
 	out.NeedVhostNet = i >= 0
-	if i >= 0 && slices.ContainsFunc(sets, func(set value) bool { return !needs(set) }) {
-		s.im.notePodChange(sets[i].at("needVhostNet"), "all devices of the pool come with /dev/vhost-net and /dev/net/tun, also those of its other selectors")
+	if i >= 0 && slices.ContainsFunc(sets, func(set source.Value) bool { return !needs(set) }) {
+		s.im.notePodChange(sets[i].At("needVhostNet"), "all devices of the pool come with /dev/vhost-net and /dev/net/tun, also those of its other selectors")
 	}
 	return out
 }
@@ -238,86 +240,86 @@ var drivers = map[string]string{"vfio": "vfio-pci", "uio": "igb_uio"}
 // convertPool converts a pool to the format since release 3.0, which selects devices below
 // selectors. Before, rootDevices were the devices themselves or, with sriovMode, the physical
 // functions whose virtual functions are selected.
-func convertPool(v value, kind string) value {
-	selectors := newObject(v.node.Line)
-	if v.at("isRdma").is() {
-		selectors.Content = append(selectors.Content, newScalar("isRdma", v.node.Line), newScalar("true", v.node.Line))
+func convertPool(v source.Value, kind string) source.Value {
+	selectors := yamlnode.NewObject(v.Node.Line)
+	if v.At("isRdma").IsTrue() {
+		selectors.Content = append(selectors.Content, yamlnode.NewScalar("isRdma", v.Node.Line), yamlnode.NewScalar("true", v.Node.Line))
 	}
 	if driver := drivers[kind]; driver != "" {
-		selectors.Content = append(selectors.Content, newScalar("drivers", v.node.Line), newScalar(driver, v.node.Line))
+		selectors.Content = append(selectors.Content, yamlnode.NewScalar("drivers", v.Node.Line), yamlnode.NewScalar(driver, v.Node.Line))
 	}
-	if devices := v.at("rootDevices"); devices.isPresent() && !v.has("selectors") {
-		list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: devices.node.Line}
-		for _, address := range devices.texts() {
+	if devices := v.At("rootDevices"); devices.IsPresent() && !v.Has("selectors") {
+		list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: devices.Node.Line}
+		for _, address := range devices.ListTexts() {
 			if strings.Count(address, ":") == 1 {
 				address = "0000:" + address
 			}
-			list.Content = append(list.Content, newScalar(address, devices.node.Line))
+			list.Content = append(list.Content, yamlnode.NewScalar(address, devices.Node.Line))
 		}
 		of := "pciAddresses"
-		if v.at("sriovMode").is() {
+		if v.At("sriovMode").IsTrue() {
 			of = "rootDevices"
 		}
-		selectors.Content = append(selectors.Content, newScalar(of, v.node.Line), list)
+		selectors.Content = append(selectors.Content, yamlnode.NewScalar(of, v.Node.Line), list)
 	}
 	if len(selectors.Content) == 0 {
 		return v
 	}
-	mergeFields(selectors, v.at("selectors").node)
-	pool := newObject(v.node.Line, "selectors", selectors)
-	mergeFields(pool, v.node)
-	v.node = pool
+	yamlnode.MergeFields(selectors, v.At("selectors").Node)
+	pool := yamlnode.NewObject(v.Node.Line, "selectors", selectors)
+	yamlnode.MergeFields(pool, v.Node)
+	v.Node = pool
 	return v
 }
 
 // nodePolicy reads a SriovNetworkNodePolicy, which the SR-IOV network operator converts to a pool.
-func (s *sriovdp) nodePolicy(v value) {
-	prefix := cmp.Or(s.settings.get("resource-prefix").text(), operatorDefault)
+func (s *sriovdp) nodePolicy(v source.Value) {
+	prefix := cmp.Or(s.settings.get("resource-prefix").Text(), operatorDefault)
 	p, said := &pool{im: s.im}, &v1alpha1.SRIOVPool{}
 	p.cel = []string{oneOf(kindAttribute, []string{"nic"})}
-	if v.at("isRdma").is() {
+	if v.At("isRdma").IsTrue() {
 		p.cel = []string{oneOf(familyAttribute, []string{"rdma"})}
 	}
-	nic := v.at("nicSelector")
-	p.addOneOf(text("pciVendor"), pciIDs(nic.at("vendor")))
-	if id := nic.at("deviceID"); id.text() != "" {
+	nic := v.At("nicSelector")
+	p.addOneOf(text("pciVendor"), pciIDs(nic.At("vendor")))
+	if id := nic.At("deviceID"); id.Text() != "" {
 		s.im.noteRemark(id, "is the ID of the physical functions, and is not used: rootDevices or pfNames select the virtual functions")
 	}
-	ok := p.addParts(text("pfName"), nic.at("pfNames"))
-	ok = p.addParts(text("pfPCIBusID"), nic.at("rootDevices")) && ok
+	ok := p.addParts(text("pfName"), nic.At("pfNames"))
+	ok = p.addParts(text("pfPCIBusID"), nic.At("rootDevices")) && ok
 	s.im.unknownExcept(nic, "vendor", "deviceID", "pfNames", "rootDevices", "netFilter")
-	if filter := nic.at("netFilter"); filter.text() != "" {
+	if filter := nic.At("netFilter"); filter.Text() != "" {
 		s.im.notePodChange(filter, "networks of clouds are not known, so the pool is left out")
 		ok = false
 	}
-	switch kind := v.at("deviceType"); kind.text() {
+	switch kind := v.At("deviceType"); kind.Text() {
 	case "vfio-pci":
 		p.addOneOf(text("driver"), []string{"vfio-pci"})
 	case "", "netdevice":
 	default:
 		s.im.notePodChange(kind, "is not known")
 	}
-	if vdpa := v.at("vdpaType"); vdpa.text() != "" {
-		p.addOneOf(text("vdpaType"), []string{strings.TrimPrefix(vdpa.text(), "vdpa/")})
+	if vdpa := v.At("vdpaType"); vdpa.Text() != "" {
+		p.addOneOf(text("vdpaType"), []string{strings.TrimPrefix(vdpa.Text(), "vdpa/")})
 	}
-	said.NeedVhostNet = v.at("needVhostNet").is()
-	said.ExcludeTopology = v.at("excludeTopology").is()
-	for name, label := range v.at("nodeSelector").fields() {
-		if v.nodes == nil {
-			v.nodes = &v1alpha1.Nodes{MatchLabels: make(map[string]string)}
+	said.NeedVhostNet = v.At("needVhostNet").IsTrue()
+	said.ExcludeTopology = v.At("excludeTopology").IsTrue()
+	for name, label := range v.At("nodeSelector").Fields() {
+		if v.Nodes == nil {
+			v.Nodes = &v1alpha1.Nodes{MatchLabels: make(map[string]string)}
 		}
-		v.nodes.MatchLabels[name] = label.text()
+		v.Nodes.MatchLabels[name] = label.Text()
 	}
 	for _, name := range []string{"numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge"} {
-		if field := v.at(name); !field.isNull() {
+		if field := v.At(name); !field.IsNull() {
 			s.im.noteRemark(field, "is about making functions: see chandler provision, or keep the operator for it")
 		}
 	}
 	s.im.unknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
 	if ok {
-		s.im.addPool(v, prefix+"/"+v.at("resourceName").text(), all(p.cel), said)
-		if !s.settings.get("resource-prefix").isPresent() {
-			s.im.noteRemark(v.at("resourceName"), ofOperator, prefix)
+		s.im.addPool(v, prefix+"/"+v.At("resourceName").Text(), all(p.cel), said)
+		if !s.settings.get("resource-prefix").IsPresent() {
+			s.im.noteRemark(v.At("resourceName"), ofOperator, prefix)
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // A pool collects the expressions of one set of selectors.
@@ -18,12 +20,12 @@ type pool struct {
 }
 
 // selectorOf returns the expression of a set of selectors, and whether the expression is complete.
-func (p *pool) selectorOf(v value) (string, bool) {
+func (p *pool) selectorOf(v source.Value) (string, bool) {
 	p.startExpression(v)
 	complete := true
-	var profiles value
-	for name, field := range v.fields() {
-		if field.isNull() || field.isList() && len(field.node.Content) == 0 {
+	var profiles source.Value
+	for name, field := range v.Fields() {
+		if field.IsNull() || field.IsList() && len(field.Node.Content) == 0 {
 			continue
 		}
 		switch name {
@@ -32,9 +34,9 @@ func (p *pool) selectorOf(v value) (string, bool) {
 		case "devices":
 			p.addOneOf(text("pciDevice"), pciIDs(field))
 		case "drivers":
-			p.addOneOf(text("driver"), field.texts())
+			p.addOneOf(text("driver"), field.ListTexts())
 		case "pciAddresses":
-			p.addOneOf(busID, lowerAll(field.texts()))
+			p.addOneOf(busID, lowerAll(field.ListTexts()))
 		case "acpiIndexes":
 			complete = p.addNumbers("acpiIndex", field) && complete
 		case "auxTypes":
@@ -46,9 +48,9 @@ func (p *pool) selectorOf(v value) (string, bool) {
 		case "linkTypes":
 			p.addOneOf(text("linkLayer"), linkLayers(field))
 		case "pKeys":
-			p.addOneOf(text("pKey"), lowerAll(field.texts()))
+			p.addOneOf(text("pKey"), lowerAll(field.ListTexts()))
 		case "vdpaType":
-			p.addOneOf(text("vdpaType"), field.texts())
+			p.addOneOf(text("vdpaType"), field.ListTexts())
 		case "isRdma", "needVhostNet":
 			// functions reads isRdma, and sriovdp.readSettings reads needVhostNet.
 		case "ddpProfiles":
@@ -57,14 +59,14 @@ func (p *pool) selectorOf(v value) (string, bool) {
 			p.im.noteUnknown(field)
 		}
 	}
-	if profiles.isPresent() {
+	if profiles.IsPresent() {
 		p.im.notePodChange(profiles, "the kernel has no file with the profile that an adapter has loaded, so the pool is left out; the other selectors are: %s", bindDomain(all(p.cel)))
 	}
 	return all(p.cel), complete
 }
 
 // startExpression begins an expression with the families whose devices the plugin would consider.
-func (p *pool) startExpression(v value) {
+func (p *pool) startExpression(v source.Value) {
 	if p.kind == "accelerator" {
 		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")", attributes+`?pciClass.orValue("12").startsWith("12")`)
 		p.noteAccelerators(v)
@@ -72,12 +74,12 @@ func (p *pool) startExpression(v value) {
 	}
 	// The plugin skips interfaces that carry a default route of the host.
 	const route = "!" + attributes + "?defaultRoute.orValue(false)"
-	if v.at("isRdma").is() {
+	if v.At("isRdma").IsTrue() {
 		p.cel = append(p.cel, oneOf(familyAttribute, []string{"rdma"}), route)
 		return
 	}
 	nic := oneOf(kindAttribute, []string{"nic"})
-	if slices.ContainsFunc(v.at("drivers").texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
+	if slices.ContainsFunc(v.At("drivers").ListTexts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
 		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // also matches a physical function under vfio
 	}
 	p.cel = append(p.cel, nic, route)
@@ -85,10 +87,10 @@ func (p *pool) startExpression(v value) {
 
 // noteAccelerators notes the accelerators that keep the IDs and environment variables of their
 // families.
-func (p *pool) noteAccelerators(v value) {
-	drivers := v.at("drivers").texts()
+func (p *pool) noteAccelerators(v source.Value) {
+	drivers := v.At("drivers").ListTexts()
 	if len(drivers) == 0 || slices.ContainsFunc(drivers, func(driver string) bool { return !strings.Contains(driver, "vfio") }) {
-		p.im.notePodChange(cmpValue(v.at("drivers"), v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
+		p.im.notePodChange(v.At("drivers").OrPlaceOf(v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
 	}
 }
 
@@ -104,9 +106,9 @@ func (p *pool) addOneOf(attribute string, values []string) {
 }
 
 // addNumbers selects by numbers in string form.
-func (p *pool) addNumbers(name string, v value) bool {
+func (p *pool) addNumbers(name string, v source.Value) bool {
 	var numbers []string
-	for _, text := range v.texts() {
+	for _, text := range v.ListTexts() {
 		n, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
 			p.im.notePodChange(v, "is not a list of numbers, so the pool is left out")
@@ -119,8 +121,8 @@ func (p *pool) addNumbers(name string, v value) bool {
 }
 
 // addAuxiliary selects sub-functions, the only auxiliary devices that the plugin supports.
-func (p *pool) addAuxiliary(v value) bool {
-	if slices.ContainsFunc(v.texts(), func(text string) bool { return text != "sf" }) {
+func (p *pool) addAuxiliary(v source.Value) bool {
+	if slices.ContainsFunc(v.ListTexts(), func(text string) bool { return text != "sf" }) {
 		p.im.notePodChange(v, "of auxiliary devices only sub-functions (sf) are known, so the pool is left out")
 		return false
 	}
@@ -134,13 +136,13 @@ var part = regexp.MustCompile(`^([^#]+)(?:#([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9
 
 // addParts selects by physical functions, and by the numbers of their virtual functions or
 // sub-functions.
-func (p *pool) addParts(attribute string, v value) bool {
+func (p *pool) addParts(attribute string, v source.Value) bool {
 	index := "vfIndex"
 	if p.kind == "auxnetdevice" {
 		index = "sfNumber"
 	}
 	var whole, parts []string
-	for _, said := range v.texts() {
+	for _, said := range v.ListTexts() {
 		m := part.FindStringSubmatch(strings.ReplaceAll(said, " ", ""))
 		if m == nil {
 			p.im.notePodChange(v, "%q is not a name with numbers after #, so the pool is left out", said)
@@ -188,9 +190,9 @@ func plainNumber(digits string) string {
 }
 
 // pciIDs returns PCI IDs in the form of the attributes: four lower-case digits.
-func pciIDs(v value) []string {
+func pciIDs(v source.Value) []string {
 	var out []string
-	for _, id := range lowerAll(v.texts()) {
+	for _, id := range lowerAll(v.ListTexts()) {
 		id = strings.TrimPrefix(id, "0x")
 		if len(id) < 4 && id != "" && id != "..." {
 			id = strings.Repeat("0", 4-len(id)) + id
@@ -209,9 +211,9 @@ func lowerAll(texts []string) []string {
 }
 
 // linkLayers converts Linux link types to attribute values.
-func linkLayers(v value) []string {
+func linkLayers(v source.Value) []string {
 	var out []string
-	for _, text := range lowerAll(v.texts()) {
+	for _, text := range lowerAll(v.ListTexts()) {
 		switch text {
 		case "ether", "ethernet", "eth":
 			text = "Ethernet"

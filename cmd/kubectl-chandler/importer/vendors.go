@@ -4,6 +4,7 @@ import (
 	"regexp"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // A vendorPlugin is a device plugin whose devices Chandler offers without configuration, or with the
@@ -105,8 +106,8 @@ func cxiOptions(im *importer) []option {
 	return []option{
 		{name: "pulse", why: "the agent checks the health of devices itself"},
 		{name: "enable-cdi", alone: true, fate: fatePodChange, fine: []string{"false"}, why: "not carried over: the plugin's CDI spec also gives /dev/xpmem to pods"},
-		{name: "virtual-devices", env: "CXI_VIRTUAL_DEVICES", do: func(v value) {
-			n, ok := v.number()
+		{name: "virtual-devices", env: "CXI_VIRTUAL_DEVICES", do: func(v source.Value) {
+			n, ok := v.AsInteger()
 			switch {
 			case !ok || n < 0:
 				im.notePodChange(v, "is not a number of containers")
@@ -122,8 +123,8 @@ func ascendOptions(im *importer) []option {
 	options := []option{
 		{name: "volcanoType", alone: true, fate: fatePodChange, fine: []string{"false"}, why: scheduler},
 		{name: "presetVirtualDevice", alone: true, fate: fatePodChange, fine: []string{"true"}, why: "not carried over: no virtual NPUs are created"},
-		{name: "shareDevCount", do: func(v value) {
-			n, ok := v.number()
+		{name: "shareDevCount", do: func(v source.Value) {
+			n, ok := v.AsInteger()
 			switch {
 			case !ok || n < 1:
 				im.notePodChange(v, "is not a number of containers")
@@ -172,7 +173,7 @@ func newVendors(im *importer) []*format {
 
 // read adds the entries for a container that runs the plugin.
 func (p *vendorPlugin) read(im *importer, c container) {
-	at := cmpValue(c.at("name"), c.value)
+	at := c.At("name").OrPlaceOf(c.Value)
 	if p.offers != "" {
 		im.noteRemark(at, "%s: offered without an entry in the configuration", p.offers)
 	}

@@ -5,11 +5,14 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
 // values returns the Helm values in an object of Flux, Argo CD or k3s, or the values that a Helm
 // command line sets.
-func (im *importer) values(v value) (value, bool) {
+func (im *importer) values(v source.Value) (source.Value, bool) {
 	for _, at := range [][]string{
 		{"spec", "values"},                         // HelmRelease
 		{"spec", "valuesContent"},                  // HelmChart, HelmChartConfig
@@ -17,17 +20,17 @@ func (im *importer) values(v value) (value, bool) {
 		{"spec", "source", "helm", "values"},
 		{"valuesInline"},
 	} {
-		inside, err := embedded(v.at(at...))
-		if err == nil && inside.isMap() {
+		inside, err := source.ParseEmbedded(v.At(at...))
+		if err == nil && inside.IsMap() {
 			im.chart = chartOf(v)
 			return inside, true
 		}
 	}
-	if parameters := v.at("spec", "source", "helm", "parameters"); parameters.isList() {
+	if parameters := v.At("spec", "source", "helm", "parameters"); parameters.IsList() {
 		im.chart = chartOf(v)
-		set := value{node: newObject(parameters.node.Line), file: v.file, above: v.above}
-		for _, p := range parameters.items() {
-			assignField(set.node, p.at("name").text(), p.at("value").node)
+		set := source.Value{Node: yamlnode.NewObject(parameters.Node.Line), File: v.File, Above: v.Above}
+		for _, p := range parameters.ListItems() {
+			assignField(set.Node, p.At("name").Text(), p.At("value").Node)
 		}
 		return set, true
 	}
@@ -35,14 +38,14 @@ func (im *importer) values(v value) (value, bool) {
 }
 
 // chartOf returns the name of the chart that an object deploys.
-func chartOf(v value) string {
+func chartOf(v source.Value) string {
 	for _, at := range [][]string{
 		{"spec", "chart", "spec", "chart"},
 		{"spec", "chartRef", "name"},
 		{"spec", "source", "chart"},
 		{"spec", "chart"},
 	} {
-		if name := v.at(at...).text(); name != "" {
+		if name := v.At(at...).Text(); name != "" {
 			return name
 		}
 	}
@@ -50,27 +53,27 @@ func chartOf(v value) string {
 }
 
 // helmValues returns the values that a Helm command line sets.
-func (im *importer) helmValues(v value) (value, bool) {
-	args := v.at(argsField).items()
-	if len(args) == 0 || args[0].text() != "helm" || v.hasAny("image", "name") {
-		return value{}, false
+func (im *importer) helmValues(v source.Value) (source.Value, bool) {
+	args := v.At(source.ArgsField).ListItems()
+	if len(args) == 0 || args[0].Text() != "helm" || v.HasAny("image", "name") {
+		return source.Value{}, false
 	}
-	set := value{node: newObject(args[0].node.Line), file: v.file, above: v.above}
-	for _, arg := range splitArguments(args[1:], func(name string) bool { return slices.Contains(aloneOfHelm, name) }) {
-		switch arg.name {
+	set := source.Value{Node: yamlnode.NewObject(args[0].Node.Line), File: v.File, Above: v.Above}
+	for _, arg := range source.SplitArguments(args[1:], func(name string) bool { return slices.Contains(aloneOfHelm, name) }) {
+		switch arg.Name {
 		case "set", "set-string", "set-json":
-			for one := range strings.SplitSeq(arg.value.node.Value, ",") {
+			for one := range strings.SplitSeq(arg.Value.Node.Value, ",") {
 				if name, said, ok := strings.Cut(one, "="); ok {
-					assignField(set.node, name, newScalar(said, arg.value.node.Line))
+					assignField(set.Node, name, yamlnode.NewScalar(said, arg.Value.Node.Line))
 				}
 			}
 		case "f", "values":
-			im.noteRemark(arg.value, "import that file too, if it is not among the files")
+			im.noteRemark(arg.Value, "import that file too, if it is not among the files")
 		case "set-file":
-			im.notePodChange(arg.value, "the file is not among the imported files; import it too")
+			im.notePodChange(arg.Value, "the file is not among the imported files; import it too")
 		case "":
-			if strings.Contains(arg.value.text(), "/") {
-				im.chart = arg.value.text()
+			if strings.Contains(arg.Value.Text(), "/") {
+				im.chart = arg.Value.Text()
 			}
 		}
 	}
@@ -91,13 +94,13 @@ func assignField(in *yaml.Node, path string, to *yaml.Node) {
 		name = strings.TrimSuffix(name, `\`) + "." + more
 	}
 	if !deeper {
-		in.Content = append(in.Content, newScalar(name, to.Line), to)
+		in.Content = append(in.Content, yamlnode.NewScalar(name, to.Line), to)
 		return
 	}
-	inner := (value{node: in}).at(name).node
+	inner := (source.Value{Node: in}).At(name).Node
 	if inner == nil || inner.Kind != yaml.MappingNode {
-		inner = newObject(to.Line)
-		in.Content = append(in.Content, newScalar(name, to.Line), inner)
+		inner = yamlnode.NewObject(to.Line)
+		in.Content = append(in.Content, yamlnode.NewScalar(name, to.Line), inner)
 	}
 	assignField(inner, rest, to)
 }
@@ -107,7 +110,7 @@ const maxNested = 8
 
 // readNested reads the configurations inside an object, such as the values of an umbrella chart or
 // a NicClusterPolicy, and returns their paths.
-func (im *importer) readNested(v value, depth int) (found []string) {
+func (im *importer) readNested(v source.Value, depth int) (found []string) {
 	if depth > maxNested {
 		return nil
 	}
@@ -117,34 +120,34 @@ func (im *importer) readNested(v value, depth int) (found []string) {
 		defer func() { im.around = before }()
 	}
 	for _, part := range parts(v) {
-		if name := nameOf(part); depth == 0 && v.has("kind") && (name == "metadata" || name == "status") {
+		if name := part.FieldName(); depth == 0 && v.Has("kind") && (name == "metadata" || name == "status") {
 			continue // these can repeat the rest
 		}
 		inside := part
-		if part.isText() {
-			if !strings.ContainsAny(part.node.Value, "\n{") {
+		if part.IsText() {
+			if !strings.ContainsAny(part.Node.Value, "\n{") {
 				continue
 			}
-			text, err := embedded(part)
-			if err != nil || text.isText() {
+			text, err := source.ParseEmbedded(part)
+			if err != nil || text.IsText() {
 				continue
 			}
 			inside = text
 		}
-		if onlyVersion(inside) && !part.isText() {
+		if onlyVersion(inside) && !part.IsText() {
 			continue // many objects have a version
 		}
 		if f := im.recogniseFormat(inside); f != nil {
 			im.readDocument(f, inside)
-			found = append(found, inside.path)
+			found = append(found, inside.Path)
 			continue
 		}
-		if inside.hasAny(argsField, "command", "image") && im.importContainer(containerOf(inside)) {
-			found = append(found, inside.path)
+		if inside.HasAny(source.ArgsField, "command", "image") && im.importContainer(containerOf(inside)) {
+			found = append(found, inside.Path)
 		}
-		if inside.isList() && slices.ContainsFunc(inside.items(), func(v value) bool { return strings.HasPrefix(v.text(), "-") }) {
-			if im.importContainer(container{args: inside.items(), env: make(map[string]value)}) {
-				found = append(found, inside.path)
+		if inside.IsList() && slices.ContainsFunc(inside.ListItems(), func(v source.Value) bool { return strings.HasPrefix(v.Text(), "-") }) {
+			if im.importContainer(container{args: inside.ListItems(), env: make(map[string]source.Value)}) {
+				found = append(found, inside.Path)
 			}
 			continue
 		}
@@ -154,48 +157,50 @@ func (im *importer) readNested(v value, depth int) (found []string) {
 }
 
 // parts returns the parts of an object or a list.
-func parts(v value) []value {
-	if v.isList() {
-		return v.items()
+func parts(v source.Value) []source.Value {
+	if v.IsList() {
+		return v.ListItems()
 	}
-	var fields []value
-	for _, field := range v.fields() {
+	var fields []source.Value
+	for _, field := range v.Fields() {
 		fields = append(fields, field)
 	}
 	return fields
 }
 
 // onlyVersion reports whether the only field of an object is its version.
-func onlyVersion(v value) bool { return v.isMap() && len(v.node.Content) == 2 && v.has("version") }
+func onlyVersion(v source.Value) bool {
+	return v.IsMap() && len(v.Node.Content) == 2 && v.Has("version")
+}
 
 // onlyRead notes that the rest of an object was not read.
-func (im *importer) onlyRead(v value, found []string) {
+func (im *importer) onlyRead(v source.Value, found []string) {
 	slices.Sort(found)
-	at := value{node: newScalar("", v.node.Line), file: v.file, above: v.above, path: v.path}
+	at := source.Value{Node: yamlnode.NewScalar("", v.Node.Line), File: v.File, Above: v.Above, Path: v.Path}
 	im.noteRemark(at, "of this object only %s was read", strings.Join(found, ", "))
 }
 
 // patchedContainer returns a container with the arguments and environment variables of a JSON
 // patch.
-func patchedContainer(v value) (container, bool) {
-	c := container{env: make(map[string]value)}
-	for _, operation := range v.items() {
-		at := operation.at("path").text()
-		if !operation.has("op") || at == "" {
+func patchedContainer(v source.Value) (container, bool) {
+	c := container{env: make(map[string]source.Value)}
+	for _, operation := range v.ListItems() {
+		at := operation.At("path").Text()
+		if !operation.Has("op") || at == "" {
 			return c, false
 		}
-		said := operation.at("value")
+		said := operation.At("value")
 		switch {
 		case strings.Contains(at, "/args") || strings.Contains(at, "/command"):
-			for _, arg := range said.items() {
-				if arg.isText() {
+			for _, arg := range said.ListItems() {
+				if arg.IsText() {
 					c.args = append(c.args, arg)
 				}
 			}
 		case strings.HasSuffix(at, "/env"):
 			c.setEnv(said)
-		case strings.Contains(at, "/env/") && said.isMap(): // one variable
-			said.node = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: said.node.Line, Content: []*yaml.Node{said.node}}
+		case strings.Contains(at, "/env/") && said.IsMap(): // one variable
+			said.Node = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: said.Node.Line, Content: []*yaml.Node{said.Node}}
 			c.setEnv(said)
 		}
 	}

@@ -2,13 +2,13 @@ package importer
 
 import (
 	"bytes"
-	"cmp"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
 // YAML returns the configuration and the objects, with the notes as comments at the beginning.
@@ -28,8 +28,8 @@ func (r *Result) YAML() ([]byte, error) {
 		if i > 0 || config != nil {
 			out.WriteString("---\n")
 		}
-		fmt.Fprintf(out, "# %s\n", strings.TrimSpace(o.from.origin()))
-		text, err := textOf(o.node)
+		fmt.Fprintf(out, "# %s\n", strings.TrimSpace(o.from.Origin()))
+		text, err := yamlnode.Text(o.node)
 		if err != nil {
 			return nil, err
 		}
@@ -43,40 +43,13 @@ func (r *Result) ConfigYAML() ([]byte, error) {
 	if r.Config == nil {
 		return nil, nil
 	}
-	root, err := nodeOf(r.Config)
+	root, err := yamlnode.FromObject(r.Config)
 	if err != nil {
 		return nil, err
 	}
 	r.addSources(root)
-	config, err := textOf(root)
+	config, err := yamlnode.Text(root)
 	return []byte(config), err
-}
-
-// nodeOf returns an object as YAML in block style.
-func nodeOf(object any) (*yaml.Node, error) {
-	var plain bytes.Buffer
-	encoder := json.NewEncoder(&plain)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(object); err != nil {
-		return nil, err
-	}
-	var document yaml.Node
-	if err := yaml.Unmarshal(plain.Bytes(), &document); err != nil {
-		return nil, err
-	}
-	root := document.Content[0]
-	blockStyle(root)
-	orderFields(root)
-	return root, nil
-}
-
-func textOf(root *yaml.Node) (string, error) {
-	var out strings.Builder
-	writer := yaml.NewEncoder(&out)
-	writer.SetIndent(2)
-	writer.CompactSeqIndent()
-	err := writer.Encode(root)
-	return out.String(), cmp.Or(err, writer.Close())
 }
 
 // provisionComment returns the configuration for "chandler provision" as a comment, "" if there is
@@ -85,11 +58,11 @@ func (r *Result) provisionComment() (string, error) {
 	if len(r.Provision.Functions) == 0 {
 		return "", nil
 	}
-	root, err := nodeOf(r.Provision)
+	root, err := yamlnode.FromObject(r.Provision)
 	if err != nil {
 		return "", err
 	}
-	config, err := textOf(root)
+	config, err := yamlnode.Text(root)
 	var out strings.Builder
 	out.WriteString("#\n# Write these lines to provision.yaml, and run \"chandler provision --config provision.yaml\" at each boot of the nodes:\n")
 	for line := range strings.Lines(config) {
@@ -125,45 +98,6 @@ func (r *Result) head() string {
 		}
 	}
 	return out.String()
-}
-
-// blockStyle selects the block style for objects and lists, and quotes for strings only where
-// needed: by YAML 1.2, and where YAML 1.1, by which the agent reads the file, has a boolean.
-func blockStyle(node *yaml.Node) {
-	node.Style = 0
-	if node.ShortTag() == "!!str" && slices.Contains([]string{"y", "n", "yes", "no", "on", "off"}, strings.ToLower(node.Value)) {
-		node.Style = yaml.DoubleQuotedStyle
-	}
-	for _, child := range node.Content {
-		blockStyle(child)
-	}
-}
-
-// first lists the fields at the beginning of an object.
-var first = []string{"apiVersion", "kind", "mode", "name", "resource", "cel"}
-
-// orderFields moves the identifying fields of an object to its beginning.
-func orderFields(node *yaml.Node) {
-	for _, child := range node.Content {
-		orderFields(child)
-	}
-	if node.Kind != yaml.MappingNode {
-		return
-	}
-	var fields []*yaml.Node
-	for _, name := range first {
-		for i := 0; i+1 < len(node.Content); i += 2 {
-			if node.Content[i].Value == name {
-				fields = append(fields, node.Content[i], node.Content[i+1])
-			}
-		}
-	}
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		if !slices.Contains(first, node.Content[i].Value) {
-			fields = append(fields, node.Content[i], node.Content[i+1])
-		}
-	}
-	node.Content = fields
 }
 
 // addSources adds a comment above each list entry with the entry's source.

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // xilinx reads configurations of the Xilinx and AMD FPGA plugin (k8s-device-plugin in
@@ -13,7 +15,7 @@ import (
 type xilinx struct {
 	im       *importer
 	settings *settings
-	names    []value // the card names of NameCustomize.json
+	names    []source.Value // the card names of NameCustomize.json
 }
 
 func newXilinx(im *importer) *format {
@@ -50,24 +52,24 @@ const xilinxFile = "NameCustomize.json"
 
 // is recognises an object whose keys have three parts and whose values are names made of terms. In
 // the plugin's own file, any strings are recognised, so that mistakes are noted.
-func (x *xilinx) is(v value) bool {
-	if !v.isMap() || len(v.node.Content) == 0 {
+func (x *xilinx) is(v source.Value) bool {
+	if !v.IsMap() || len(v.Node.Content) == 0 {
 		return false
 	}
-	named := nameOf(v) == xilinxFile || v.path == "" && path.Base(v.file) == xilinxFile
+	named := v.FieldName() == xilinxFile || v.Path == "" && path.Base(v.File) == xilinxFile
 	terms := false
-	for name, alias := range v.fields() {
-		if !alias.isText() || !aliasKey.MatchString(name) && !named {
+	for name, alias := range v.Fields() {
+		if !alias.IsText() || !aliasKey.MatchString(name) && !named {
 			return false
 		}
-		_, ok := termsOf(alias.text())
+		_, ok := termsOf(alias.Text())
 		terms = terms || ok
 	}
 	return terms || named
 }
 
-func (x *xilinx) read(v value) {
-	for _, alias := range v.fields() {
+func (x *xilinx) read(v source.Value) {
+	for _, alias := range v.Fields() {
 		x.names = append(x.names, alias)
 	}
 }
@@ -98,28 +100,28 @@ func termsOf(alias string) (terms []term, ok bool) {
 
 func (x *xilinx) finishSettings() {
 	x.settings.finishOptions()
-	if use := x.settings.get("name-customize"); use.isPresent() && !use.is() && len(x.names) > 0 {
+	if use := x.settings.get("name-customize"); use.IsPresent() && !use.IsTrue() && len(x.names) > 0 {
 		x.im.noteRemark(x.names[0], "DeviceNameCustomize is not True, so the plugin does not read the names")
 		return
-	} else if !use.isPresent() && len(x.names) > 0 {
+	} else if !use.IsPresent() && len(x.names) > 0 {
 		x.im.noteRemark(x.names[0], "the plugin reads the names where its variable DeviceNameCustomize is True")
 	}
-	stars := func(v value) int { return strings.Count(nameOf(v), "*") }
-	slices.SortStableFunc(x.names, func(a, b value) int { return cmp.Compare(stars(a), stars(b)) })
+	stars := func(v source.Value) int { return strings.Count(v.FieldName(), "*") }
+	slices.SortStableFunc(x.names, func(a, b source.Value) int { return cmp.Compare(stars(a), stars(b)) })
 	for _, alias := range x.names {
 		x.readAlias(alias)
 	}
 }
 
 // readAlias reads a name for some cards.
-func (x *xilinx) readAlias(v value) {
-	m := aliasKey.FindStringSubmatch(nameOf(v))
+func (x *xilinx) readAlias(v source.Value) {
+	m := aliasKey.FindStringSubmatch(v.FieldName())
 	if m == nil {
 		x.im.notePodChange(v, "its key has not three parts, and the plugin gives no names with it")
 		return
 	}
 	kind, shell, last := m[1], m[2], m[3]
-	terms, ok := termsOf(v.text())
+	terms, ok := termsOf(v.Text())
 	if !ok {
 		x.im.notePodChange(v, "is not made of texts in quotes and fields of cards, with + between")
 		return

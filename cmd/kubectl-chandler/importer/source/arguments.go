@@ -1,4 +1,4 @@
-package importer
+package source
 
 import (
 	"regexp"
@@ -6,12 +6,14 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
 // A file of arguments or environment variables alone is read as a container with these fields.
 const (
-	argsField = "args"
-	envField  = "env"
+	ArgsField = "args"
+	EnvField  = "env"
 )
 
 // programWord matches the beginning of a command line that starts a plugin.
@@ -41,7 +43,7 @@ func looksLikeVariables(text string) bool {
 }
 
 // variablesOf returns a container with the environment variables of a text.
-func variablesOf(file, text string) value {
+func variablesOf(file, text string) Value {
 	env := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 	number := 0
 	for line := range strings.Lines(text) {
@@ -50,27 +52,27 @@ func variablesOf(file, text string) value {
 		if m == nil {
 			continue
 		}
-		words := splitWords(m[2], number)
+		words := SplitWords(m[2], number)
 		said := ""
 		if len(words) > 0 {
 			said = words[0].Value
 		}
-		env.Content = append(env.Content, newObject(number, "name", newScalar(m[1], number), "value", newScalar(said, number)))
+		env.Content = append(env.Content, yamlnode.NewObject(number, "name", yamlnode.NewScalar(m[1], number), "value", yamlnode.NewScalar(said, number)))
 	}
-	return value{node: newObject(1, envField, env), file: file}
+	return Value{Node: yamlnode.NewObject(1, EnvField, env), File: file}
 }
 
 // prompt matches the shell prompt or sudo before commands in documentation.
 var prompt = regexp.MustCompile(`(?m)^\s*\$\s+(?:sudo\s+)?|\A\s*sudo\s+`)
 
 // argumentsOf returns a container with the arguments of a text.
-func argumentsOf(file, text string) value {
+func argumentsOf(file, text string) Value {
 	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: 1}
-	args.Content = splitWords(prompt.ReplaceAllString(text, ""), 1)
+	args.Content = SplitWords(prompt.ReplaceAllString(text, ""), 1)
 	if v, ok := runOf(args.Content); ok {
-		return value{node: v, file: file}
+		return Value{Node: v, File: file}
 	}
-	return value{node: newObject(1, argsField, args), file: file}
+	return Value{Node: yamlnode.NewObject(1, ArgsField, args), File: file}
 }
 
 // runOf returns the container that a docker, podman or nerdctl run command starts. The words before
@@ -98,21 +100,21 @@ func runOf(words []*yaml.Node) (*yaml.Node, bool) {
 			said, ok = words[j+1].Value, j+1 < i
 		}
 		if name, text, set := strings.Cut(said, "="); ok && set {
-			env.Content = append(env.Content, newObject(word.Line, "name", newScalar(name, word.Line), "value", newScalar(text, word.Line)))
+			env.Content = append(env.Content, yamlnode.NewObject(word.Line, "name", yamlnode.NewScalar(name, word.Line), "value", yamlnode.NewScalar(text, word.Line)))
 		}
 	}
 	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: words[i].Line, Content: words[i+1:]}
-	return newObject(words[i].Line, "image", words[i], argsField, args, envField, env), true
+	return yamlnode.NewObject(words[i].Line, "image", words[i], ArgsField, args, EnvField, env), true
 }
 
-// splitWords splits a text as a shell does, except that a JSON object or list is always a single
+// SplitWords splits a text as a shell does, except that a JSON object or list is always a single
 // word.
-func splitWords(text string, line int) (words []*yaml.Node) {
+func SplitWords(text string, line int) (words []*yaml.Node) {
 	var word strings.Builder
 	began, quote := 0, rune(0) // the line where a word begins, the quotes around the word
 	end := func() {
 		if began > 0 {
-			words = append(words, newScalar(word.String(), began))
+			words = append(words, yamlnode.NewScalar(word.String(), began))
 		}
 		word.Reset()
 		began = 0
@@ -191,58 +193,40 @@ func balancedLength(text string) int {
 	return len(text)
 }
 
-func newScalar(text string, line int) *yaml.Node {
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text, Line: line}
-}
-
-// newObject returns a mapping node of alternating names and nodes.
-func newObject(line int, fields ...any) *yaml.Node {
-	out := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: line}
-	for i := 0; i+1 < len(fields); i += 2 {
-		name, _ := fields[i].(string)
-		node, _ := fields[i+1].(*yaml.Node)
-		if node == nil {
-			node = &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}
-		}
-		out.Content = append(out.Content, newScalar(name, line), node)
-	}
-	return out
-}
-
 // An argument is a flag with its value, or a positional argument.
 type argument struct {
-	name  string // without dashes, "" for a positional argument
-	value value  // the flag's value; "true" for a flag without one
-	alone bool   // the flag has no value
+	Name  string // without dashes, "" for a positional argument
+	Value Value  // the flag's value; "true" for a flag without one
+	Alone bool   // the flag has no value
 }
 
-// splitArguments splits arguments into flags and their values. alone reports whether a flag takes
+// SplitArguments splits arguments into flags and their values. alone reports whether a flag takes
 // no value, such as a boolean flag.
-func splitArguments(args []value, alone func(name string) bool) []argument {
+func SplitArguments(args []Value, alone func(name string) bool) []argument {
 	var out []argument
 	for i := 0; i < len(args); i++ {
-		text := args[i].node.Value
+		text := args[i].Node.Value
 		bare := strings.TrimLeft(text, "-")
 		if bare == text || bare == "" {
-			out = append(out, argument{value: args[i]})
+			out = append(out, argument{Value: args[i]})
 			continue
 		}
 		name, said, assigned := strings.Cut(bare, "=")
 		name = strings.TrimSpace(name)
-		arg := argument{name: name, value: args[i]}
-		arg.value.path += "--" + name // notes name an argument by its flag
+		arg := argument{Name: name, Value: args[i]}
+		arg.Value.Path += "--" + name // notes name an argument by its flag
 		switch {
 		case assigned:
-			arg.value.node = newScalar(said, args[i].node.Line)
-		case !alone(name) && i+1 < len(args) && !strings.HasPrefix(args[i+1].node.Value, "-"):
+			arg.Value.Node = yamlnode.NewScalar(said, args[i].Node.Line)
+		case !alone(name) && i+1 < len(args) && !strings.HasPrefix(args[i+1].Node.Value, "-"):
 			i++
-			arg.value = args[i]
-			arg.value.path = "--" + name
+			arg.Value = args[i]
+			arg.Value.Path = "--" + name
 		default:
-			arg.alone = true
-			arg.value.node = newScalar("true", args[i].node.Line)
+			arg.Alone = true
+			arg.Value.Node = yamlnode.NewScalar("true", args[i].Node.Line)
 		}
-		arg.value.path = "--" + name
+		arg.Value.Path = "--" + name
 		out = append(out, arg)
 	}
 	return out

@@ -1,4 +1,4 @@
-package importer
+package source
 
 import (
 	"bytes"
@@ -18,10 +18,10 @@ import (
 	"chandler.dev/internal/yamlerror"
 )
 
-// parse returns the documents of a file: YAML, JSON with or without comments, arguments, or
+// Parse returns the documents of a file: YAML, JSON with or without comments, arguments, or
 // environment variables.
-func parse(file File) ([]value, error) {
-	text, err := decodeText(file.Data)
+func Parse(file string, data []byte) ([]Value, error) {
+	text, err := decodeText(data)
 	if err != nil {
 		return nil, err
 	}
@@ -29,10 +29,10 @@ func parse(file File) ([]value, error) {
 		return nil, errors.New("is empty")
 	}
 	if looksLikeArguments(text) {
-		return []value{argumentsOf(file.Name, text)}, nil
+		return []Value{argumentsOf(file, text)}, nil
 	}
 	if looksLikeVariables(text) {
-		return []value{variablesOf(file.Name, text)}, nil
+		return []Value{variablesOf(file, text)}, nil
 	}
 	nodes, err := parseNodes(text)
 	if err != nil {
@@ -41,93 +41,93 @@ func parse(file File) ([]value, error) {
 	if len(nodes) == 0 {
 		return nil, errors.New("contains only empty documents or comments")
 	}
-	var documents []value
+	var documents []Value
 	for _, node := range nodes {
-		documents = append(documents, value{node: node, file: file.Name})
+		documents = append(documents, Value{Node: node, File: file})
 	}
 	return documents, nil
 }
 
-// embedded parses a file in a string value, such as in a ConfigMap. A value that is not a string is
+// ParseEmbedded parses a file in a string value, such as in a ConfigMap. A value that is not a string is
 // returned unchanged.
-func embedded(v value) (value, error) {
-	if !v.isText() {
+func ParseEmbedded(v Value) (Value, error) {
+	if !v.IsText() {
 		return v, nil
 	}
-	inside := value{file: v.file, above: -1, path: v.path, nodes: v.nodes}
+	inside := Value{File: v.File, Above: -1, Path: v.Path, Nodes: v.Nodes}
 	quoted := false // the lines of the string differ from those of its value
 	switch {
-	case v.above < 0:
-	case v.node.Style&yaml.LiteralStyle != 0:
-		inside.above = v.above + v.node.Line // the text starts below the line with |
-	case v.node.Column == 0: // an argument starts on its own line
-		inside.above = v.above + v.node.Line - 1
+	case v.Above < 0:
+	case v.Node.Style&yaml.LiteralStyle != 0:
+		inside.Above = v.Above + v.Node.Line // the text starts below the line with |
+	case v.Node.Column == 0: // an argument starts on its own line
+		inside.Above = v.Above + v.Node.Line - 1
 	default:
-		inside.above, quoted = v.above, true
+		inside.Above, quoted = v.Above, true
 	}
-	nodes, err := parseNodes(v.node.Value)
-	if syntax := (*fileError)(nil); errors.As(err, &syntax) {
+	nodes, err := parseNodes(v.Node.Value)
+	if syntax := (*Error)(nil); errors.As(err, &syntax) {
 		switch {
-		case inside.above < 0:
-			syntax.line = 0
+		case inside.Above < 0:
+			syntax.Line = 0
 		case quoted:
-			syntax.line = v.line()
-		case syntax.line > 0:
-			syntax.line += inside.above
+			syntax.Line = v.Line()
+		case syntax.Line > 0:
+			syntax.Line += inside.Above
 		}
 	}
 	if err != nil {
-		return value{}, err
+		return Value{}, err
 	}
 	if len(nodes) == 0 {
-		return value{}, errors.New("is empty")
+		return Value{}, errors.New("is empty")
 	}
-	if inside.node = nodes[0]; quoted {
-		setLine(inside.node, v.node.Line)
+	if inside.Node = nodes[0]; quoted {
+		setLine(inside.Node, v.Node.Line)
 	}
 	return inside, nil
 }
 
-// A fileError is an error at a place in a file.
-type fileError struct {
+// A Error is an error at a place in a file.
+type Error struct {
 	file    string
-	line    int    // in the file, 0 if unknown
+	Line    int    // in the file, 0 if unknown
 	path    string // of a field, or ""
-	message string
+	Message string
 }
 
 // Error returns the place as FILE:LINE, like the notes of a [Result] and the findings of validate.
-func (e *fileError) Error() string {
+func (e *Error) Error() string {
 	place := e.file
 	switch {
-	case e.line > 0 && e.file == "": // in a note, which has the file
-		place = fmt.Sprintf("line %d", e.line)
-	case e.line > 0:
-		place = fmt.Sprintf("%s:%d", e.file, e.line)
+	case e.Line > 0 && e.file == "": // in a note, which has the file
+		place = fmt.Sprintf("line %d", e.Line)
+	case e.Line > 0:
+		place = fmt.Sprintf("%s:%d", e.file, e.Line)
 	}
-	parts := slices.DeleteFunc([]string{place, e.path, e.message}, func(part string) bool { return part == "" })
+	parts := slices.DeleteFunc([]string{place, e.path, e.Message}, func(part string) bool { return part == "" })
 	return strings.Join(parts, ": ")
 }
 
-// placeErrors returns the errors that err joins, each with the file.
-func placeErrors(file string, err error) (errs []error) {
+// PlaceErrors returns the errors that err joins, each with the file.
+func PlaceErrors(file string, err error) (errs []error) {
 	var joined interface{ Unwrap() []error }
 	if errors.As(err, &joined) {
 		for _, err := range joined.Unwrap() {
-			errs = append(errs, placeErrors(file, err)...)
+			errs = append(errs, PlaceErrors(file, err)...)
 		}
 		return errs
 	}
-	if placed := (*fileError)(nil); errors.As(err, &placed) {
+	if placed := (*Error)(nil); errors.As(err, &placed) {
 		placed.file = file
 		return []error{placed}
 	}
 	return []error{fmt.Errorf("%s: %w", file, err)}
 }
 
-// inField returns an error with the path of its field.
-func inField(path string, err error) error {
-	if placed := (*fileError)(nil); errors.As(err, &placed) {
+// ErrorInField returns an error with the path of its field.
+func ErrorInField(path string, err error) error {
+	if placed := (*Error)(nil); errors.As(err, &placed) {
 		placed.path = path
 		return placed
 	}
@@ -169,7 +169,7 @@ var action = regexp.MustCompile(`\{\{-?\s*(?:[.$"(]|/\*|[a-zA-Z]+\b)`)
 
 // errTemplate is the error for a chart template that Helm has not rendered.
 func errTemplate(line int) error {
-	return &fileError{line: line, message: "is a Helm template, and not YAML; import the output of \"helm template\", or the values file"}
+	return &Error{Line: line, Message: "is a Helm template, and not YAML; import the output of \"helm template\", or the values file"}
 }
 
 // templateLine returns the line of the first action outside of comments, 0 if there is none.
@@ -217,7 +217,7 @@ func errYAML(text string, err error) error {
 	if message == "" { // valid for yaml/v2
 		message = strings.TrimPrefix(err.Error(), "yaml: ")
 	}
-	return &fileError{line: line, message: "invalid YAML: " + message}
+	return &Error{Line: line, Message: "invalid YAML: " + message}
 }
 
 // errJSON returns an error with the line of the first JSON syntax error, nil if the text is valid.
@@ -226,7 +226,7 @@ func errJSON(text string) error {
 	err := json.Unmarshal([]byte(text), &content)
 	if wrong := (*json.SyntaxError)(nil); errors.As(err, &wrong) {
 		line := 1 + strings.Count(text[:min(len(text), max(0, int(wrong.Offset)-1))], "\n")
-		return &fileError{line: line, message: "invalid JSON: " + err.Error()}
+		return &Error{Line: line, Message: "invalid JSON: " + err.Error()}
 	}
 	return err
 }
