@@ -2,8 +2,6 @@ package ondemand
 
 import (
 	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"chandler.dev/discovery"
@@ -39,25 +37,15 @@ func (m *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 			instead[m.lastScan[unit][i].Name] = &m.lastScan[unit][i]
 		}
 	}
-	if len(instead) == 0 && len(m.failures) == 0 {
-		return s
-	}
-	now := *s
-	now.Devices = make([]discovery.Device, 0, len(s.Devices)+len(instead))
-	for _, d := range s.Devices {
-		if before := instead[d.Name]; before != nil {
-			if d.Creation == nil && (isUnfinished(d.Health) || m.awaitingScan[before.Creation.Unit] && d.Family != before.Family) {
-				d = *before
-			}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		before := instead[d.Name]
+		if before != nil && (d.Creation != nil || !isUnfinished(d.Health) && (!m.awaitingScan[before.Creation.Unit] || d.Family == before.Family)) {
 			delete(instead, d.Name)
 		}
-		now.Devices = append(now.Devices, m.withFailure(d))
 	}
-	for _, d := range instead {
-		now.Devices = append(now.Devices, m.withFailure(*d))
-	}
-	slices.SortStableFunc(now.Devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
-	return &now
+	now := s.ReplaceDevices(instead)
+	return now.MarkUnhealthy(m.creationFaults(now))
 }
 
 // isUnfinished reports whether a device looks as if the kernel or a driver were still setting it
@@ -66,15 +54,19 @@ func isUnfinished(h discovery.Health) bool {
 	return h.Status == discovery.Unknown || h.Condition == discovery.ConditionDriverUnbound || h.Condition == discovery.ConditionNodeMissing
 }
 
-// withFailure returns a device that does not exist, with the reason if its creation failed
-// recently.
-func (m *Manager) withFailure(d discovery.Device) discovery.Device {
-	if d.Creation == nil || d.Health.Status != discovery.Healthy {
-		return d
+// creationFaults returns the health of the devices that do not exist because their creation failed
+// recently, by name.
+func (m *Manager) creationFaults(s *discovery.Snapshot) map[string]discovery.Health {
+	faults := make(map[string]discovery.Health)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if d.Creation == nil {
+			continue
+		}
+		failed := m.failures[d.Creation.Unit]
+		if failed.err != nil && !failed.afterCreation && maps.Equal(failed.parameters, d.Creation.How) && time.Since(failed.at) < failureMemory {
+			faults[d.Name] = discovery.Health{Status: discovery.Unhealthy, Reason: "it could not be created: " + failed.err.Error()}
+		}
 	}
-	failed := m.failures[d.Creation.Unit]
-	if failed.err != nil && !failed.afterCreation && maps.Equal(failed.parameters, d.Creation.How) && time.Since(failed.at) < failureMemory {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "it could not be created: " + failed.err.Error()}
-	}
-	return d
+	return faults
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"chandler.dev/discovery"
@@ -101,24 +100,23 @@ func (b *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 	if len(records) == 0 {
 		return s
 	}
-	now := *s
-	now.Devices = make([]discovery.Device, 0, len(s.Devices)+len(records))
+	described := make(map[string]*discovery.Device)
 	seen := make(map[string]*discovery.Device) // by directory
 	for i := range s.Devices {
-		d := &s.Devices[i]
-		r := records[d.Source]
-		if r == nil {
-			now.Devices = append(now.Devices, *d)
-		} else if d.Name == r.Device.Name {
-			seen[d.Source] = d
+		if d := &s.Devices[i]; records[d.Source] != nil {
+			described[d.Name] = nil
+			if d.Name == records[d.Source].Device.Name {
+				seen[d.Source] = d
+			}
 		}
 	}
 	for source, r := range records {
 		if b.config.readFunction(source).HasEntry(".") {
-			now.Devices = append(now.Devices, b.describeFunction(r, seen[source]))
+			d := b.describeFunction(r, seen[source])
+			described[d.Name] = &d
 		}
 	}
-	slices.SortStableFunc(now.Devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+	now := *s.ReplaceDevices(described)
 	now.Devices = discovery.JoinGroups(now.Devices, func(d *discovery.Device) bool { return records[d.Source] != nil })
 	return &now
 }

@@ -266,24 +266,17 @@ func (o *Manager) restartWork(ctx context.Context, family string, claim *wire.Cl
 	}
 }
 
-// DescribeDevices returns a copy of a snapshot. A healthy device becomes unhealthy if work for its
-// claim has ended unexpectedly. Without such a device, DescribeDevices returns the snapshot itself.
-func (o *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
+// DeviceFaults returns the health of devices whose claim had work that ended unexpectedly, by name.
+func (o *Manager) DeviceFaults() map[string]discovery.Health {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.troubles) == 0 {
-		return s
-	}
-	now := *s
-	now.Devices = slices.Clone(s.Devices)
+	faults := make(map[string]discovery.Health)
 	for _, t := range o.troubles {
-		for i := range now.Devices {
-			if d := &now.Devices[i]; slices.Contains(t.devices, d.Name) && d.Health.Status == discovery.Healthy {
-				d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: t.reason}
-			}
+		for _, name := range t.devices {
+			faults[name] = discovery.Health{Status: discovery.Unhealthy, Reason: t.reason}
 		}
 	}
-	return &now
+	return faults
 }
 
 // errNoListener means a socket without a listener.

@@ -155,28 +155,20 @@ func TestCrashed(t *testing.T) {
 	}
 }
 
-// An unexpected end makes a healthy device unhealthy until the claim ends, and keeps a worse state.
-func TestDescribe(t *testing.T) {
+// An unexpected end makes the devices unhealthy until the claim ends.
+func TestDeviceFaults(t *testing.T) {
 	o := newOverseer(t, nil, "")
-	s := &discovery.Snapshot{Devices: []discovery.Device{
-		{Name: "a", Health: discovery.Health{Status: discovery.Healthy}},
-		{Name: "b", Health: discovery.Health{Status: discovery.Unknown}},
-		{Name: "c", Health: discovery.Health{Status: discovery.Healthy}},
-	}}
-	if o.DescribeDevices(s) != s {
-		t.Error("something is changed")
+	if faults := o.DeviceFaults(); len(faults) > 0 {
+		t.Errorf("before the end: %v", faults)
 	}
 	o.troubles["uid"] = trouble{reason: "it ended", devices: []string{"a", "b"}}
-	var got []string
-	for _, d := range o.DescribeDevices(s).Devices {
-		got = append(got, fmt.Sprint(d.Name, " ", d.Health.Status, " ", d.Health.Reason))
-	}
-	if text, want := strings.Join(got, "; "), "a Unhealthy it ended; b Unknown ; c Healthy "; text != want || s.Devices[0].Health.Status != discovery.Healthy {
-		t.Errorf("%q; want %q", text, want)
+	want := discovery.Health{Status: discovery.Unhealthy, Reason: "it ended"}
+	if faults := o.DeviceFaults(); len(faults) != 2 || faults["a"] != want || faults["b"] != want {
+		t.Errorf("%v; want %v for a and b", faults, want)
 	}
 	changed := 0
 	o.config.Changed = func() { changed++ }
-	if err := o.Remove(&ledger.Claim{UID: "uid"}, nil); err != nil || o.DescribeDevices(s) != s || changed != 1 {
+	if err := o.Remove(&ledger.Claim{UID: "uid"}, nil); err != nil || len(o.DeviceFaults()) > 0 || changed != 1 {
 		t.Errorf("the end of the claim: %v, %d changes; want 1", err, changed)
 	}
 }

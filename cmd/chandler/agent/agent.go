@@ -99,7 +99,7 @@ func newAgent(config Config) *agent {
 	})
 	a.host.Hooks, a.host.RecoveryFailure, a.host.CreatedUnit = config.HookProgram, config.RecoveryFailure, a.changes.CreatedUnit
 	a.watch.observe, a.watch.settings, a.watch.isHeld = a.metrics.ObserveScan, a.settings.inForce, a.isHeld
-	a.watch.describe, a.watch.withhold = a.changes.DescribeDevices, a.changes.Reclaim.DescribeDevices
+	a.watch.describe, a.watch.withhold = a.changes.DescribeDevices, a.changes.WithheldDevices
 	a.removal = &removalOrders{config: &a.Config, ledger: a.ledger, placed: a.placedDevices.Load, pendingUndo: a.changes.PendingUndo, changed: make(chan struct{}, 1)}
 	a.ledger.AddOutput(a.changes.Reclaim)
 	a.ledger.AddOutput(a.changes.SharingDaemons)

@@ -145,10 +145,19 @@ func (c *Manager) NoteClaim(claim *resourceapi.ResourceClaim) {
 	c.created.noteRequested(claim)
 }
 
-// DescribeDevices returns a snapshot that shows devices in change as their consumers see them, before the
-// states of devices are settled.
+// DescribeDevices returns a snapshot that shows devices in change as their consumers see them, before
+// the states of devices are settled. On-demand creation comes first, because passthrough may change a
+// created device. Faults come last, because the health of a device in change is part of its
+// description.
 func (c *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
-	return c.SharingDaemons.DescribeDevices(c.disks.describe(c.passthrough.DescribeDevices(c.onDemand.DescribeDevices(s))))
+	s = c.passthrough.DescribeDevices(c.onDemand.DescribeDevices(s))
+	return s.MarkUnhealthy(c.disks.deviceFaults(s), c.SharingDaemons.DeviceFaults())
+}
+
+// WithheldDevices returns a snapshot with settled states that shows the devices that reclaim
+// withholds.
+func (c *Manager) WithheldDevices(s *discovery.Snapshot, severity discovery.Severity) *discovery.Snapshot {
+	return s.MarkUnhealthy(c.Reclaim.WithheldHealth(severity))
 }
 
 // PendingUndo returns the first change that is not undone yet, with the reason, or "".

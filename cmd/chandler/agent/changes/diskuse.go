@@ -53,22 +53,16 @@ func (u *diskUse) usedDisks(s *discovery.Snapshot) map[string]string {
 	return reasons
 }
 
-// describe returns a snapshot with healthy devices marked unhealthy if passthrough would refuse them
-// because the host uses a disk on them.
-func (u *diskUse) describe(s *discovery.Snapshot) *discovery.Snapshot {
+// deviceFaults returns the health of the devices that passthrough would refuse because the host uses
+// a disk on them, by name.
+func (u *diskUse) deviceFaults(s *discovery.Snapshot) map[string]discovery.Health {
 	reasons := u.usedDisks(s)
 	u.reasons.Store(&reasons)
-	if len(reasons) == 0 {
-		return s
+	faults := make(map[string]discovery.Health)
+	for name, reason := range reasons {
+		faults[name] = discovery.Health{Status: discovery.Unhealthy, Reason: reason}
 	}
-	described := *s
-	described.Devices = slices.Clone(s.Devices)
-	for i := range described.Devices {
-		if d := &described.Devices[i]; reasons[d.Name] != "" && d.Health.Status == discovery.Healthy {
-			d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: reasons[d.Name]}
-		}
-	}
-	return &described
+	return faults
 }
 
 // watch starts a scan when the set of used disks differs from the last scan. The kernel sends no
