@@ -101,14 +101,27 @@ ROOT := $(filter 0,$(shell id -u))
 NEEDS_ROOT := needs root, for namespaces, mounts and control groups
 as_root = $(if $(ROOT),$(1),@$(TESTRUN) leave-out '$@' '$(NEEDS_ROOT)')
 
-# The package e2e waits most of the time. Therefore the other packages run beside it, one after
-# another (-p 2). The packages of guests and takeovers run a short selection, and the package of slices
-# every tenth combination of feature gates.
+# Tests on Kubernetes wait most of the time. Therefore three groups run at the same time: two halves
+# of the package e2e, each on a cluster of its own, and the other packages. E2E_MOVES lists the tests
+# in which devices move to the device plugin API, or are created on demand. The packages of guests
+# and takeovers run a short selection, and the package of slices every tenth combination of feature
+# gates.
+E2E_MOVES := TestDevicePlugin|TestMIG|TestMode|TestMove|TestNodeLabel|TestSharedMemory
+
 e2e: $(TESTRUN) ## Chandler on Kubernetes 1.37, and on one Debian kernel in QEMU; needs root for Kubernetes
-	cd e2e && $(TESTRUN) test -count=1 -p 2 -short -timeout 60m $(if $(ROOT),. )./guest ./chart $(if $(ROOT),./takeover )./validation ./pages
+	@$(MAKE) --no-print-directory -j 3 $(if $(ROOT),e2e-moves e2e-no-moves) e2e-others
 ifeq ($(ROOT),)
 	@$(TESTRUN) leave-out 'packages e2e and e2e/takeover' '$(NEEDS_ROOT)'
 endif
+
+e2e-moves: $(TESTRUN)
+	cd e2e && $(E2E) -timeout 60m -run '$(E2E_MOVES)' .
+
+e2e-no-moves: $(TESTRUN)
+	cd e2e && $(E2E) -timeout 60m -skip '$(E2E_MOVES)' .
+
+e2e-others: $(TESTRUN)
+	cd e2e && $(E2E) -short -timeout 60m ./guest ./chart $(if $(ROOT),./takeover )./validation ./pages
 
 e2e-takeover: $(TESTRUN) ## takeovers from each device plugin, on the device managers of Kubernetes 1.37 and 1.31; needs root
 	$(call as_root,cd e2e && $(E2E) -timeout 45m ./takeover)
