@@ -98,6 +98,7 @@ func TestDevicePlugin(t *testing.T) {
 	t.Run("Upgrade", testDevicePluginUpgrade)
 	t.Run("Restarts", testDevicePluginRestarts)
 	t.Run("LostCheckpoint", testDevicePluginLostCheckpoint)
+	t.Run("ByCDI", testDevicePluginByCDI)
 }
 
 // testDevicePluginPods creates pods with GPUs by limits. Each GPU must be in one pod only, and all
@@ -173,16 +174,16 @@ func testDevicePluginRestarts(t *testing.T) {
 	}
 }
 
-// TestDevicePluginByCDI configures CDI names as the strategy of the device plugin API. Containers
+// testDevicePluginByCDI configures CDI names as the strategy of the device plugin API. Containers
 // must get their devices, and get the same devices after the agent was killed.
-func TestDevicePluginByCDI(t *testing.T) {
+func testDevicePluginByCDI(t *testing.T) {
+	resources := classicGPUs
+	if *version == build.Classic { // no other API exists
+		resources = ""
+		usualAgain(t)
+	}
 	for _, strategy := range []string{"CDIAnnotations", "CDIDevices"} {
 		t.Run(strategy, func(t *testing.T) {
-			usualAgain(t)
-			resources := classicGPUs
-			if *version == build.Classic {
-				resources = "" // no other API exists
-			}
 			reconfigure(t, besides(t, fmt.Sprintf("allocation: [{resource: amd.com/gpu, deviceListStrategy: [%s]}]\n", strategy), resources))
 			gpusAre(t, allGPUs)
 			unharmed := limitsHolder(t)

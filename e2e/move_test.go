@@ -42,6 +42,8 @@ func TestMoveNodeByNode(t *testing.T) {
 	nodes, second := twoNodes(t)
 	for _, name := range nodes {
 		moveTo(t, name, "DevicePlugin")
+	}
+	for _, name := range nodes {
 		classicAre(t, name, allGPUs)
 	}
 	steady := keep(t, "classic", nodes)
