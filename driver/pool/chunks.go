@@ -7,10 +7,10 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// divideDevices divides devices, which are in topology order, among slices. A device stays in the
-// slice that it was last published in, and a new one joins the nearest device whose slice has room.
-// So a device that comes or goes changes one slice, and the controller writes only that slice (syncPool
-// in resourceslice/resourceslicecontroller.go of k8s.io/dynamic-resource-allocation, read in 0.37).
+// divideDevices divides devices among slices, in their order. A device stays in the slice that it was
+// last published in, and a new one joins the nearest device whose slice has room. So a device that
+// comes or goes changes one slice, and the controller writes only that slice (syncPool in
+// resourceslice/resourceslicecontroller.go of k8s.io/dynamic-resource-allocation, read in 0.37).
 func divideDevices(devices []resourceapi.Device, last resourceslice.Pool) [][]resourceapi.Device {
 	indices, sizes := keepSlices(devices, last)
 	for i := range devices {

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -11,18 +12,31 @@ import (
 
 // neighbourhood contains the positions of all devices relative to each other.
 type neighbourhood struct {
-	places   map[string]int // of physical devices in topology order, from 1
+	places   map[string]int // of physical devices, from 1: GPUs and NPUs first, and otherwise in topology order
 	groups   topology.Groups
 	adapters map[string]string // nearest adapters
 }
 
 func newNeighbourhood(devices []discovery.Device) *neighbourhood {
 	n := &neighbourhood{places: make(map[string]int), groups: topology.AlignedGroups(devices), adapters: topology.NearestAdapters(devices)}
-	for i, silicon := range topology.OrderSilicon(devices, n.groups) {
+	rank := make(map[string]int) // of physical devices, 0 if absent
+	for i := range devices {
+		if slices.Contains(kindsFirst, devices[i].Attributes.String("kind")) {
+			rank[devices[i].Silicon()] = -1
+		}
+	}
+	order := topology.OrderSilicon(devices, n.groups)
+	slices.SortStableFunc(order, func(a, b string) int { return cmp.Compare(rank[a], rank[b]) })
+	for i, silicon := range order {
 		n.places[silicon] = i + 1
 	}
 	return n
 }
+
+// kindsFirst lists the kinds of devices that precede all others in the slices. The scheduler evaluates
+// a request for each free device in the order of the slices until a device matches, so network
+// adapters in front of GPUs would cost time for each GPU.
+var kindsFirst = []string{"gpu", "npu"}
 
 // describe adds the requested attributes of a device that concern other devices: the aligned groups,
 // each named by its first member, and the nearest network adapter.

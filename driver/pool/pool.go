@@ -90,7 +90,7 @@ type input struct {
 type content struct {
 	devices  map[string]resourceapi.Device
 	counters map[string]resourceapi.CounterSet
-	places   map[string]int // by device name: position of the physical device in topology order, from 1; 0 if the device vanished
+	places   map[string]int // by device name: position of the physical device, see [neighbourhood]; 0 if the device vanished
 }
 
 func (in *input) buildPool() (resourceslice.Pool, []discovery.Problem) {
@@ -149,11 +149,11 @@ func separateSlices(all content, last resourceslice.Pool) (out []resourceslice.S
 	return out
 }
 
-// inOrder returns the devices in topology order, and the devices of one physical device in name
-// order. A scheduler without another preference allocates the first free devices of a slice
-// (structured/internal/*/allocator_*.go of k8s.io/dynamic-resource-allocation, in 0.34 to 0.37), so
-// a pod with several devices gets devices near each other. A vanished device follows its
-// predecessor by name.
+// inOrder returns GPUs and NPUs before all other devices, both in topology order, and the devices of
+// one physical device in name order. A scheduler without another preference allocates the first free
+// devices of a slice (structured/internal/*/allocator_*.go of k8s.io/dynamic-resource-allocation, in
+// 0.34 to 0.37), so a pod with several devices gets devices near each other. A vanished device
+// follows its predecessor by name.
 func (c content) inOrder() []resourceapi.Device {
 	devices := slices.SortedFunc(maps.Values(c.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
 	places, last := make(map[string]int, len(devices)), 0

@@ -388,12 +388,13 @@ func TestAttributesAndCapacityAreCopied(t *testing.T) {
 }
 
 // Devices near each other follow each other in a slice, since the scheduler allocates the first
-// free devices. An allocated device keeps its position when it vanishes.
+// free devices. GPUs precede adapters. An allocated device keeps its position when it vanishes.
 func TestNeighboursFollowEachOther(t *testing.T) {
 	var devices []rules.Offered
-	for i := range 4 {
-		d := discovery.Device{Name: fmt.Sprint("g", i), Attributes: discovery.Attributes{}}
+	for i, name := range []string{"a0", "a1", "g0", "g1", "g2", "g3"} {
+		d := discovery.Device{Name: name, Attributes: discovery.Attributes{}}
 		d.Attributes.SetInt("resource.kubernetes.io/numaNode", int64(i%2))
+		d.Attributes.SetString("kind", map[byte]string{'a': "network", 'g': "gpu"}[name[0]])
 		devices = append(devices, rules.Offered{Device: d})
 	}
 	names := func(in Input) string {
@@ -408,11 +409,11 @@ func TestNeighboursFollowEachOther(t *testing.T) {
 		}
 		return strings.Join(names, " ")
 	}
-	if got := names(Input{Snapshot: &rules.Snapshot{Devices: devices}}); got != "g0 g2 g1 g3" {
+	if got := names(Input{Snapshot: &rules.Snapshot{Devices: devices}}); got != "g0 g2 g1 g3 a0 a1" {
 		t.Errorf("the devices are in the order %s", got)
 	}
 	holds := &ledger.Claim{UID: "c", Results: []ledger.Result{{Device: "g2", Source: "g2", Silicon: "g2", Whole: true}}}
-	if got := names(Input{Snapshot: &rules.Snapshot{Devices: slices.Delete(slices.Clone(devices), 2, 3)}, Claims: []*ledger.Claim{holds}}); got != "g0 g1 g2 g3" {
+	if got := names(Input{Snapshot: &rules.Snapshot{Devices: slices.Delete(slices.Clone(devices), 4, 5)}, Claims: []*ledger.Claim{holds}}); got != "g0 g1 g2 g3 a0 a1" {
 		t.Errorf("with one gone they are in the order %s", got)
 	}
 }
