@@ -12,7 +12,14 @@ import (
 	"strings"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/dra"
+	"chandler.dev/cmd/kubectl-chandler/importer/expression"
+	"chandler.dev/cmd/kubectl-chandler/importer/hostdevices"
+	"chandler.dev/cmd/kubectl-chandler/importer/network"
+	"chandler.dev/cmd/kubectl-chandler/importer/nvidia"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
+	"chandler.dev/cmd/kubectl-chandler/importer/vendors"
 )
 
 // A File is a file to import.
@@ -66,130 +73,72 @@ func Import(files []File, options Options) (*Result, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	for _, f := range im.formats {
-		if im.current = f; f.finish != nil && im.found[f.name] {
-			f.finish()
+	for _, f := range im.Formats {
+		if im.Config.Scope = f.Scope; f.Finish != nil && im.Found[f.Name] {
+			f.Finish()
 		}
-		if f.needs && f.runsAt != nil && !f.wasRead {
-			im.notePodChange(*f.runsAt, "which devices the plugin offers is in a file that is not among those imported")
+		if f.NeedsDocument && f.FoundIn != nil && !f.DocumentRead {
+			im.Notes.AddPodChange(*f.FoundIn, "which devices the plugin offers is in a file that is not among those imported")
 		}
 	}
 	for _, v := range im.unknown {
-		im.notePodChange(v, "is a device plugin that the import does not support: keep it, or offer its devices by entries of resources or paths")
+		im.Notes.AddPodChange(v, "is a device plugin that the import does not support: keep it, or offer its devices by entries of resources or paths")
 	}
 	for _, file := range slices.Sorted(maps.Keys(im.unreadValues)) {
-		im.noteRemark(source.Value{File: file}, "not read, because they configure no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
+		im.Notes.AddRemark(source.Value{File: file}, "not read, because they configure no device plugin: %s", strings.Join(im.unreadValues[file], ", "))
 	}
-	im.current = nil
+	im.Config.Scope = nil
 	switch {
 	case options.Only && im.hasPlugin():
 		im.excludeOthers()
 	case options.Only:
-		im.noteRemark(source.Value{}, "no family is excluded, because the files contain no configuration of a device plugin")
+		im.Notes.AddRemark(source.Value{}, "no family is excluded, because the files contain no configuration of a device plugin")
 	}
 	return im.result(), nil
 }
 
-// A format is the configuration format of one plugin.
-type format struct {
-	name     string   // such as "NVIDIA's device plugin"
-	group    string   // the common name of several plugins with the same formats, or ""
-	forms    string   // such as "config file, flags, Helm values"
-	families []string // the Chandler families that offer the same devices
-
-	// With alternatives, each node reads one of the files of a ConfigMap: the file that the node's
-	// label names or, if label is "", the file with the node's name.
-	alternatives bool
-	label        string
-
-	scoped bool              // scope was set
-	scope  []*v1alpha1.Nodes // the nodes where the plugin runs: those of any of the terms, or all if empty
-
-	companion func(container) bool // reports whether a container, for which runs holds, is not the plugin itself, or nil
-
-	needs   bool          // the plugin offers nothing without a configuration document
-	runsAt  *source.Value // a container that runs the plugin, or nil
-	wasRead bool          // a configuration document was read
-
-	// defaultSelector returns the default node selector of the plugin's chart if a document has the
-	// chart's values, or is nil. The values add labels, and remove a label by null.
-	defaultSelector func(source.Value) map[string]string
-
-	is   func(source.Value) bool // reports whether a document belongs to the plugin
-	read func(source.Value)      // reads a document
-
-	runs      func(container) bool // reports whether a container runs the plugin
-	container func(container)      // reads the container's arguments and environment
-
-	finish func() // runs after all files were read
-}
-
-// importer builds a DriverConfig.
+// importer recognises the formats of documents, and reads the documents.
 type importer struct {
-	options      Options
-	formats      []*format
-	found        map[string]bool // by the name of the format
-	config       v1alpha1.DriverConfig
-	provision    v1alpha1.ProvisionConfig // what plugins do with PCI functions themselves
-	origins      map[string][]string      // the sources of each list entry, by the name of the list
-	names        map[string]bool          // the resource names in the configuration
-	notes        []Note
-	objects      []object
-	chart        string                // the Helm chart whose values are being read
-	shared       []map[string][]string // the selectors of adapter pools that containers share
-	unreadValues map[string][]string   // objects that belong to no plugin, by file
-	unknown      []source.Value        // containers of device plugins that are not known
+	*plugin.Import
+	options  Options
+	adapters network.Adapters // the adapters that the pools of the shared RDMA plugin select
 
-	configMaps    map[string]source.Value // the data of the ConfigMaps in the files, by name; the zero value for an ambiguous name
-	variableMaps  map[string]bool         // the ConfigMaps that containers have environment variables from, by name
-	configMapName string                  // the name of the ConfigMap that is being read, or ""
+	variableMaps map[string]bool     // the ConfigMaps that containers have environment variables from, by name
+	workloads    map[string]bool     // the DaemonSets in the files, namespace/name
+	unreadValues map[string][]string // objects that belong to no plugin, by file
+	unknown      []source.Value      // containers of device plugins that are not known
+	around       *[]*v1alpha1.Nodes  // the nodes of the object around the configuration that is read, or nil
 
-	seen      []string           // the names of configurations that apply to some nodes only
-	byDefault source.Value       // the name of the configuration of nodes that select none
-	fallbacks source.Value       // the fallback strategies of the NVIDIA chart, for nodes that select no configuration
-	operator  bool               // an operator gives no configuration to nodes that select none, except byDefault
-	current   *format            // the format that is being read
-	workloads map[string]bool    // the DaemonSets in the files, namespace/name
-	around    *[]*v1alpha1.Nodes // the nodes of the object around the configuration that is read, or nil
-	nodes     *v1alpha1.Nodes    // the nodes of the entries that are being added; if nil, each entry's source decides
+	seen      []string     // the names of configurations that apply to some nodes only
+	byDefault source.Value // the name of the configuration of nodes that select none
+	fallbacks source.Value // the fallback strategies of the NVIDIA chart, for nodes that select no configuration
+	operator  bool         // an operator gives no configuration to nodes that select none, except byDefault
 }
 
 func newImporter(options Options) *importer {
-	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unreadValues: make(map[string][]string), names: make(map[string]bool), workloads: make(map[string]bool), configMaps: make(map[string]source.Value), variableMaps: make(map[string]bool)}
-	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
-	im.config.Mode = v1alpha1.ModeDevicePlugin
-	im.provision.APIVersion, im.provision.Kind = v1alpha1.APIVersion, v1alpha1.KindProvisionConfig
-	im.formats = newFormats(im)
+	im := &importer{Import: plugin.NewImport(), options: options, unreadValues: make(map[string][]string), workloads: make(map[string]bool), variableMaps: make(map[string]bool)}
+	im.Formats = im.newFormats()
 	return im
 }
 
 // newFormats returns all formats, in the order in which they recognise documents and containers.
-func newFormats(im *importer) []*format {
-	formats := []*format{
-		newHAMi(im), // before NVIDIA, because HAMi containers have similar names
-		newNVIDIA(im),
-		newGKE(im),
-		newAliyun(im),
-		newROCm(im),
-	}
-	formats = append(formats, newIntel(im)...)
-	formats = append(formats,
-		newXilinx(im),
-		newSRIOV(im),
-		newRDMAShared(im),
-		newKubeVirt(im),
-		newDRA(im),
-	)
-	formats = append(formats, newVendors(im)...)
-	formats = append(formats, newSquat(im)) // last, because its command is recognised by a flag alone
+func (im *importer) newFormats() []*plugin.Format {
+	formats := nvidia.NewFormats(im.Import)
+	formats = append(formats, vendors.NewROCm(im.Import))
+	formats = append(formats, vendors.NewIntel(im.Import)...)
+	formats = append(formats, vendors.NewXilinx(im.Import))
+	formats = append(formats, network.NewFormats(im.Import, &im.adapters)...)
+	formats = append(formats, hostdevices.NewKubeVirt(im.Import), dra.NewFormat(im.Import))
+	formats = append(formats, vendors.NewTable(im.Import)...)
+	formats = append(formats, hostdevices.NewSquat(im.Import)) // last, because its command is recognised by a flag alone
 	return formats
 }
 
 // Formats returns a list of the formats that can be imported, one plugin per line.
 func Formats() string {
 	var lines []string
-	for _, f := range newImporter(Options{}).formats {
-		line := fmt.Sprintf("  %s: %s\n", cmp.Or(f.group, f.name), f.forms)
+	for _, f := range newImporter(Options{}).Formats {
+		line := fmt.Sprintf("  %s: %s\n", cmp.Or(f.Group, f.Name), f.Forms)
 		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
@@ -236,9 +185,9 @@ func (im *importer) file(documents []source.Value) error {
 }
 
 // recogniseFormat returns the format of a document, nil if there is none.
-func (im *importer) recogniseFormat(v source.Value) *format {
-	for _, f := range im.formats {
-		if f.is != nil && f.is(v) {
+func (im *importer) recogniseFormat(v source.Value) *plugin.Format {
+	for _, f := range im.Formats {
+		if f.IsDocument != nil && f.IsDocument(v) {
 			return f
 		}
 	}
@@ -246,39 +195,45 @@ func (im *importer) recogniseFormat(v source.Value) *format {
 }
 
 // readDocument reads a document of a known format.
-func (im *importer) readDocument(f *format, v source.Value) {
+func (im *importer) readDocument(f *plugin.Format, v source.Value) {
 	scope := im.around
 	var defaults map[string]string
-	if f.defaultSelector != nil {
-		defaults = f.defaultSelector(v)
+	if f.DefaultSelector != nil {
+		defaults = f.DefaultSelector(v)
 	}
-	if pod, ok := placementOf(v); ok || defaults != nil {
+	if pod, ok := plugin.PlacementOf(v); ok || defaults != nil {
 		terms := im.placement(pod, defaults)
 		scope = &terms
 	}
 	if scope != nil {
 		f = im.formatOn(f, *scope)
 	}
-	im.found[f.name], f.wasRead = true, true
-	im.current = f
-	f.read(v)
+	im.Found[f.Name], f.DocumentRead = true, true
+	im.Config.Scope = f.Scope
+	f.ReadDocument(v)
+	if f.Configurations != nil {
+		im.chooseDefault(v)
+		if inside := f.Configurations(v); len(inside) > 0 {
+			im.importChosen(f, inside)
+		}
+	}
 }
 
 // hasPlugin reports whether the files contain the configuration of a device plugin, unlike the
 // objects of a DRA driver alone.
 func (im *importer) hasPlugin() bool {
-	return slices.ContainsFunc(im.formats, func(f *format) bool { return im.found[f.name] && f.name != draFormat })
+	return slices.ContainsFunc(im.Formats, func(f *plugin.Format) bool { return im.Found[f.Name] && f.Name != dra.FormatName })
 }
 
 // excludeOthers excludes the devices of families that no imported plugin offers.
 func (im *importer) excludeOthers() {
 	var families []string
-	for _, f := range im.formats {
-		if im.found[f.name] {
-			families = append(families, f.families...)
+	for _, f := range im.Formats {
+		if im.Found[f.Name] {
+			families = append(families, f.Families...)
 		}
 	}
 	slices.Sort(families)
 	families = slices.Compact(families)
-	im.addExclude(source.Value{}, "!("+oneOf(familyAttribute, families)+")")
+	im.Config.AddExclude(source.Value{}, "!("+expression.OneOf(expression.Family, families)+")")
 }

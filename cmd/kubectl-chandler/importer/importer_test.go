@@ -33,7 +33,7 @@ func read(t testing.TB, options Options, files ...File) (*Result, string, error)
 		t.Fatalf("write: %v", err)
 	}
 	for _, o := range result.objects {
-		text, err := yaml.Marshal(o.node)
+		text, err := yaml.Marshal(o.Node)
 		if err == nil {
 			err = validation.CheckObject(text)
 		}

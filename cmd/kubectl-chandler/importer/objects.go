@@ -2,9 +2,7 @@ package importer
 
 import (
 	"errors"
-	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -13,167 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
-
-// A container is a container that may run a plugin.
-type container struct {
-	source.Value
-	image string
-	args  []source.Value          // including the command
-	env   map[string]source.Value // the environment variables with a literal value
-
-	references map[string]source.Value // the sources of variables without a literal value (valueFrom), by variable
-	sources    []source.Value          // the sources of several variables (envFrom)
-}
-
-// names reports whether the image, the command or the container name contains one of the names.
-func (c container) names(names ...string) bool {
-	where := []string{imageName(c.image), c.At("name").Text()}
-	for _, arg := range c.args {
-		where = append(where, path.Base(arg.Text()))
-		if strings.HasPrefix(arg.Text(), "-") {
-			where = where[:len(where)-1]
-		}
-	}
-	for _, name := range names {
-		if slices.ContainsFunc(where, func(text string) bool { return strings.Contains(strings.ToLower(text), name) }) {
-			return true
-		}
-	}
-	return false
-}
-
-// imageName returns an image without its version.
-func imageName(image string) string {
-	image, _, _ = strings.Cut(image, "@")
-	if slash := strings.LastIndex(image, "/"); strings.LastIndex(image, ":") > slash {
-		image = image[:strings.LastIndex(image, ":")]
-	}
-	return image
-}
-
-// imageVersion returns the version of an image, "" if it has none.
-func imageVersion(image string) string {
-	image, _, _ = strings.Cut(image, "@")
-	if slash, colon := strings.LastIndex(image, "/"), strings.LastIndex(image, ":"); colon > slash {
-		return image[colon+1:]
-	}
-	return ""
-}
-
-// hasFlag reports whether one of the flags is among the arguments.
-func (c container) hasFlag(names ...string) bool {
-	return slices.ContainsFunc(c.args, func(arg source.Value) bool {
-		bare := strings.TrimLeft(arg.Text(), "-")
-		name, _, _ := strings.Cut(bare, "=")
-		return bare != arg.Text() && slices.Contains(names, name)
-	})
-}
-
-func containerOf(v source.Value) container {
-	c := container{Value: v, image: imageOf(v.At("image")), env: make(map[string]source.Value), references: make(map[string]source.Value), sources: v.At("envFrom").ListItems()}
-	for _, field := range []string{"command", source.ArgsField} {
-		for _, arg := range v.At(field).ListItems() {
-			if arg.IsText() {
-				c.args = append(c.args, arg)
-			}
-		}
-	}
-	c.args = splitShell(c.args)
-	c.setEnv(v.At(source.EnvField))
-	return c
-}
-
-// script matches the shell flag after which the script follows.
-var script = regexp.MustCompile(`^-[a-z]*c$`)
-
-// splitShell splits the script of a shell command such as sh -c into its words. Other arguments are
-// returned unchanged.
-func splitShell(args []source.Value) []source.Value {
-	if len(args) == 0 || !slices.Contains([]string{"sh", "ash", "bash", "dash"}, path.Base(args[0].Text())) {
-		return args
-	}
-	i := slices.IndexFunc(args, func(arg source.Value) bool { return script.MatchString(arg.Text()) }) + 1
-	if i > 0 && i < len(args) && args[i].Text() == "--" {
-		i++
-	}
-	if i == 0 || i == len(args) {
-		return args
-	}
-	var out []source.Value
-	for _, word := range source.SplitWords(args[i].Node.Value, 1) {
-		word.Value, word.Line = strings.TrimRight(word.Value, ";"), args[i].Node.Line
-		arg := args[i]
-		arg.Node = word
-		out = append(out, arg)
-	}
-	return out
-}
-
-// imageOf returns an image, which charts split into repository and tag.
-func imageOf(v source.Value) string {
-	if !v.IsMap() {
-		return v.Text()
-	}
-	image := v.At("repository").Text()
-	if tag := v.At("tag").Text(); tag != "" {
-		image += ":" + tag
-	}
-	return image
-}
-
-// setEnv reads environment variables from a container's list or from a map.
-func (c container) setEnv(env source.Value) {
-	maps.Insert(c.env, env.Fields())
-	if env.IsList() {
-		for _, variable := range env.ListItems() {
-			name := variable.At("name").Text()
-			if v := variable.At("value"); v.IsPresent() {
-				v.Path = "env " + name
-				c.env[name] = v
-			}
-			if from := variable.At("valueFrom"); from.IsMap() && c.references != nil {
-				from.Path = "env " + name
-				c.references[name] = from
-			}
-		}
-	}
-}
-
-// resolveVariables sets the variables of a container whose values are in ConfigMaps among the files.
-// As in the kubelet, a variable of env replaces a variable of envFrom, and a later source an earlier
-// one. It returns the variables whose values are unknown.
-func (im *importer) resolveVariables(c container) (unknown map[string]source.Value) {
-	unknown = make(map[string]source.Value)
-	found := make(map[string]source.Value)
-	for _, object := range c.sources {
-		name := object.At("configMapRef", "name").Text()
-		data, ok := im.configMaps[name]
-		if name == "" || !ok || !data.IsMap() {
-			im.notePodChange(object, "sets environment variables from an object that is not in the files; import the ConfigMap too, or write the variables of a Secret as values")
-			continue
-		}
-		for key, field := range data.Fields() {
-			found[object.At("prefix").Text()+key] = field
-		}
-	}
-	for name, from := range c.references {
-		ref := from.At("configMapKeyRef")
-		v := im.configMaps[ref.At("name").Text()].At(ref.At("key").Text())
-		if delete(found, name); v.IsText() {
-			found[name] = v
-			continue
-		}
-		unknown[name] = from
-	}
-	for name, v := range found {
-		if _, ok := c.env[name]; !ok {
-			c.env[name] = v
-		}
-	}
-	return unknown
-}
 
 // importDocument reads a document, and reports whether its format is known.
 func (im *importer) importDocument(v source.Value) (known bool, err error) {
@@ -194,17 +34,17 @@ func (im *importer) importDocument(v source.Value) (known bool, err error) {
 	}
 	if wrapped, ok := im.values(v); ok {
 		known, err := im.importDocument(wrapped)
-		im.chart = ""
+		im.Chart = ""
 		return known, err
 	}
 	if pod := podOf(v); pod.IsPresent() && im.importPod(v, pod) {
 		return true, nil
 	}
 	if found := im.readNested(v, 0); len(found) > 0 {
-		for _, field := range placementFields(v) {
+		for _, field := range plugin.PlacementFields(v) {
 			found = append(found, field.Path)
 		}
-		im.onlyRead(v, found)
+		im.Notes.AddOnlyRead(v, found)
 		return true, nil
 	}
 	if plugins := im.unknownPlugins(v); len(plugins) > 0 {
@@ -238,8 +78,8 @@ func (im *importer) unknownPlugins(v source.Value) (plugins []source.Value) {
 		mounts := slices.ContainsFunc(c.At("volumeMounts").ListItems(), func(mount source.Value) bool {
 			return slices.Contains(volumes, mount.At("name").Text())
 		})
-		if mounts || c.names("device-plugin", "device_plugin", "deviceplugin") {
-			plugins = append(plugins, c.At("name").OrPlaceOf(c.Value).WithText(c.image))
+		if mounts || c.HasName("device-plugin", "device_plugin", "deviceplugin") {
+			plugins = append(plugins, c.At("name").OrPlaceOf(c.Value).WithText(c.Image))
 		}
 	}
 	return plugins
@@ -259,7 +99,7 @@ func (im *importer) importEach(documents []source.Value) (known bool, err error)
 	}
 	for i, err := range errs {
 		if err != nil {
-			im.noteRemark(documents[i].WithText(documents[i].At("metadata", "name").Text()), "is not read: %v", err)
+			im.Notes.AddRemark(documents[i].WithText(documents[i].At("metadata", "name").Text()), "is not read: %v", err)
 		}
 	}
 	return true, nil
@@ -272,7 +112,7 @@ func (im *importer) importList(v source.Value) (known bool, err error) {
 		return true, nil
 	}
 	if slices.ContainsFunc(v.ListItems(), source.Value.IsText) {
-		return im.importContainer(container{args: v.ListItems(), env: make(map[string]source.Value)}), nil
+		return im.importContainer(plugin.Container{Args: v.ListItems(), Env: make(map[string]source.Value)}), nil
 	}
 	if c, ok := patchedContainer(v); ok {
 		return im.importContainer(c), nil
@@ -282,9 +122,9 @@ func (im *importer) importList(v source.Value) (known bool, err error) {
 
 // configMap reads the files of a ConfigMap.
 func (im *importer) configMap(v source.Value) (known bool, err error) {
-	im.configMapName = v.At("metadata", "name").Text()
-	defer func() { im.configMapName = "" }()
-	of := make(map[*format][]source.Value)
+	im.ConfigMapName = v.At("metadata", "name").Text()
+	defer func() { im.ConfigMapName = "" }()
+	of := make(map[*plugin.Format][]source.Value)
 	var unread []source.Value
 	var errs []error
 	for _, data := range []source.Value{v.At("data"), v.At("stringData")} {
@@ -301,7 +141,7 @@ func (im *importer) configMap(v source.Value) (known bool, err error) {
 			of[f] = append(of[f], inside)
 		}
 	}
-	for _, f := range im.formats {
+	for _, f := range im.Formats {
 		if len(of[f]) > 0 {
 			im.importChosen(f, of[f])
 			known = true
@@ -310,24 +150,24 @@ func (im *importer) configMap(v source.Value) (known bool, err error) {
 	for _, text := range unread {
 		at := text.WithText("")
 		if known {
-			im.noteRemark(at, "is not a known configuration")
+			im.Notes.AddRemark(at, "is not a known configuration")
 		}
 	}
 	if binary := v.At("binaryData"); !binary.IsNull() {
-		im.noteRemark(binary, "is not text")
+		im.Notes.AddRemark(binary, "is not text")
 	}
-	if known || im.variableMaps[im.configMapName] || im.importContainer(variablesIn(v.At("data"))) {
+	if known || im.variableMaps[im.ConfigMapName] || im.importContainer(variablesIn(v.At("data"))) {
 		return true, nil
 	}
 	return false, errors.Join(errs...)
 }
 
 // variablesIn returns a container with the environment variables of a ConfigMap.
-func variablesIn(data source.Value) container {
-	c := container{env: make(map[string]source.Value)}
+func variablesIn(data source.Value) plugin.Container {
+	c := plugin.Container{Env: make(map[string]source.Value)}
 	for name, v := range data.Fields() {
 		if v.IsText() && name == strings.ToUpper(name) || strings.HasPrefix(name, "U30") {
-			c.env[name] = v
+			c.Env[name] = v
 		}
 	}
 	return c
@@ -335,14 +175,14 @@ func variablesIn(data source.Value) container {
 
 // importChosen reads configurations of one format. If each of them applies to some nodes only,
 // their entries are limited to those nodes.
-func (im *importer) importChosen(f *format, configurations []source.Value) {
+func (im *importer) importChosen(f *plugin.Format, configurations []source.Value) {
 	for _, c := range configurations {
 		im.seen = append(im.seen, c.FieldName())
 	}
 	objects := slices.ContainsFunc(configurations, func(c source.Value) bool { return c.Has("kind") })
-	byOperator := im.operator && f.label != "" && im.options.Named == ""
-	byStrategy := im.fallbacks.IsPresent() && im.byDefault.Text() == "" && !im.operator && f.label != "" && im.options.Named == ""
-	if !f.alternatives || len(configurations) == 1 && !byOperator && !byStrategy || objects {
+	byOperator := im.operator && f.Label != "" && im.options.Named == ""
+	byStrategy := im.fallbacks.IsPresent() && im.byDefault.Text() == "" && !im.operator && f.Label != "" && im.options.Named == ""
+	if !f.Alternatives || len(configurations) == 1 && !byOperator && !byStrategy || objects {
 		for _, c := range configurations {
 			im.readDocument(f, c)
 		}
@@ -356,16 +196,16 @@ func (im *importer) importChosen(f *format, configurations []source.Value) {
 	if byStrategy {
 		var ok bool
 		if usual, ok = fallback(im.fallbacks.ListTexts(), configurations); !ok {
-			im.notePodChange(im.fallbacks, "no strategy selects a configuration for nodes without the label %s: the plugin does not start there, and Chandler offers their GPUs unshared", f.label)
+			im.Notes.AddPodChange(im.fallbacks, "no strategy selects a configuration for nodes without the label %s: the plugin does not start there, and Chandler offers their GPUs unshared", f.Label)
 		}
-	} else if usual < 0 && im.byDefault.Text() != "" && f.label != "" && im.options.Named == "" {
+	} else if usual < 0 && im.byDefault.Text() != "" && f.Label != "" && im.options.Named == "" {
 		// cmd/config-manager of NVIDIA/k8s-device-plugin stops with this error
-		im.notePodChange(im.byDefault, "no configuration has this name: the plugin does not start on nodes without the label %s, and Chandler offers their GPUs unshared", f.label)
+		im.Notes.AddPodChange(im.byDefault, "no configuration has this name: the plugin does not start on nodes without the label %s, and Chandler offers their GPUs unshared", f.Label)
 	} else if usual < 0 && !byOperator {
 		usual = find("default", "config.json", "config.yaml")
 	}
 	switch {
-	case im.options.Named == "" && f.label != "":
+	case im.options.Named == "" && f.Label != "":
 		im.byLabel(f, configurations, usual)
 		return
 	case i < 0 && usual < 0 && !slices.ContainsFunc(configurations, func(c source.Value) bool { return !isNodeName(c.FieldName()) }):
@@ -410,13 +250,13 @@ func fallback(strategies []string, configurations []source.Value) (int, bool) {
 
 // byLabel reads configurations that a node label selects by name. The configuration with the index
 // usual applies to nodes without the label; no configuration does if usual is below 0.
-func (im *importer) byLabel(f *format, configurations []source.Value, usual int) {
+func (im *importer) byLabel(f *plugin.Format, configurations []source.Value, usual int) {
 	var labelled []string // the names of the configurations that need the label
 	label := func(operator metav1.LabelSelectorOperator, names []string) *v1alpha1.Nodes {
 		if operator == metav1.LabelSelectorOpIn && len(names) == 1 {
-			return &v1alpha1.Nodes{MatchLabels: map[string]string{f.label: names[0]}}
+			return &v1alpha1.Nodes{MatchLabels: map[string]string{f.Label: names[0]}}
 		}
-		return &v1alpha1.Nodes{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: f.label, Operator: operator, Values: names}}}
+		return &v1alpha1.Nodes{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: f.Label, Operator: operator, Values: names}}}
 	}
 	var rest *source.Value
 	for _, c := range groupAlike(configurations) {
@@ -467,7 +307,7 @@ func isNodeName(name string) bool {
 // otherNode notes a configuration that is not imported because its nodes are unknown.
 func (im *importer) otherNode(v source.Value, name, instead string) {
 	at := v.WithText("")
-	im.notePodChange(at, "is another configuration for some nodes; %s is imported, and this one with --named=%s", instead, name)
+	im.Notes.AddPodChange(at, "is another configuration for some nodes; %s is imported, and this one with --named=%s", instead, name)
 }
 
 // podOf returns the pod spec of a workload, or the zero value.
@@ -493,7 +333,7 @@ func podOf(v source.Value) source.Value {
 // a plugin.
 func (im *importer) importPod(object, pod source.Value) (known bool) {
 	if !pod.HasAny("containers", "initContainers") {
-		return im.importContainer(containerOf(pod))
+		return im.importContainer(plugin.ContainerOf(pod))
 	}
 	var scope *[]*v1alpha1.Nodes
 	if runsOnNodes(object) {
@@ -515,15 +355,15 @@ func (im *importer) importPod(object, pod source.Value) (known bool) {
 }
 
 // containersOf returns the containers of a pod.
-func containersOf(pod source.Value) (containers []container) {
+func containersOf(pod source.Value) (containers []plugin.Container) {
 	for _, c := range slices.Concat(pod.At("initContainers").ListItems(), pod.At("containers").ListItems()) {
-		containers = append(containers, containerOf(c))
+		containers = append(containers, plugin.ContainerOf(c))
 	}
 	return containers
 }
 
 // importContainer reads a container, and reports whether it runs a plugin.
-func (im *importer) importContainer(c container) bool {
+func (im *importer) importContainer(c plugin.Container) bool {
 	f := im.runsIn(c)
 	if f != nil {
 		im.readContainer(f, c, im.around)
@@ -532,9 +372,9 @@ func (im *importer) importContainer(c container) bool {
 }
 
 // runsIn returns the format of the plugin that a container runs, nil if there is none.
-func (im *importer) runsIn(c container) *format {
-	for _, f := range im.formats {
-		if f.runs != nil && f.runs(c) {
+func (im *importer) runsIn(c plugin.Container) *plugin.Format {
+	for _, f := range im.Formats {
+		if f.IsContainer != nil && f.IsContainer(c) {
 			return f
 		}
 	}
@@ -543,14 +383,14 @@ func (im *importer) runsIn(c container) *format {
 
 // readContainer reads a container that runs a plugin. If scope is not nil, its terms are the nodes
 // of the container.
-func (im *importer) readContainer(f *format, c container, scope *[]*v1alpha1.Nodes) {
-	if scope != nil && (f.companion == nil || !f.companion(c)) {
+func (im *importer) readContainer(f *plugin.Format, c plugin.Container, scope *[]*v1alpha1.Nodes) {
+	if scope != nil && (f.IsCompanion == nil || !f.IsCompanion(c)) {
 		f = im.formatOn(f, *scope)
 	}
-	im.found[f.name], im.current = true, f
-	if f.runsAt == nil {
+	im.Found[f.Name], im.Config.Scope = true, f.Scope
+	if f.FoundIn == nil {
 		at := c.At("name").OrPlaceOf(c.Value)
-		f.runsAt = &at
+		f.FoundIn = &at
 	}
-	f.container(c)
+	f.ReadContainer(c)
 }

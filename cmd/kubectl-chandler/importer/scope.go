@@ -4,11 +4,12 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/draft"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
@@ -24,24 +25,24 @@ func (im *importer) findObjects(v source.Value) {
 		im.workloads[v.At("metadata", "namespace").Text()+"/"+name] = true
 	case "ConfigMap":
 		data := v.At("data")
-		if _, ambiguous := im.configMaps[name]; ambiguous {
+		if _, ambiguous := im.ConfigMaps[name]; ambiguous {
 			data = source.Value{}
 		}
-		im.configMaps[name] = data
+		im.ConfigMaps[name] = data
 	}
 	for _, c := range containersOf(podOf(v)) {
-		if c.names("config-manager") {
+		if c.HasName("config-manager") {
 			if im.byDefault.Text() == "" {
-				im.byDefault = c.env["DEFAULT_CONFIG"]
+				im.byDefault = c.Env["DEFAULT_CONFIG"]
 			}
-			if strategies := c.env["FALLBACK_STRATEGIES"]; !strategies.IsNull() {
+			if strategies := c.Env["FALLBACK_STRATEGIES"]; !strategies.IsNull() {
 				im.fallbacks = strategies
 			}
 		}
-		for _, object := range c.sources {
+		for _, object := range c.Sources {
 			im.variableMaps[object.At("configMapRef", "name").Text()] = true
 		}
-		for _, from := range c.references {
+		for _, from := range c.References {
 			im.variableMaps[from.At("configMapKeyRef", "name").Text()] = true
 		}
 	}
@@ -58,8 +59,8 @@ func (im *importer) findScopes(v source.Value) {
 		return
 	}
 	for _, c := range containersOf(pod) {
-		if f := im.runsIn(c); f != nil && !f.scoped && (f.companion == nil || !f.companion(c)) && !im.workloads[ownerOf(v)] {
-			f.scoped, f.scope = true, im.placement(pod, nil)
+		if f := im.runsIn(c); f != nil && !f.Scoped && (f.IsCompanion == nil || !f.IsCompanion(c)) && !im.workloads[ownerOf(v)] {
+			f.Scoped, f.Scope = true, im.placement(pod, nil)
 		}
 	}
 }
@@ -81,67 +82,20 @@ func ownerOf(v source.Value) string {
 	return ""
 }
 
-// placementOf returns the part of an operator's object or of Helm values that selects the nodes of a
-// plugin, and whether there is one.
-func placementOf(v source.Value) (source.Value, bool) {
-	switch kind, plugin := v.At("kind").Text(), v.At("devicePlugin"); {
-	case strings.HasSuffix(kind, "DevicePlugin"), kind == "DeviceConfig", kind == "NicClusterPolicy":
-		return v.At("spec"), true
-	case kind == "KubeVirt", kind == "HyperConverged":
-		pod := v.At("spec", "workloads", "nodePlacement")
-		if !pod.IsPresent() {
-			pod = v.At("spec", "deployment", "nodePlacements", "workload") // HyperConverged v1
-		}
-		return pod, pod.IsPresent()
-	case kind == "" && plugin.HasAny(nodeSelectorsOfHAMi...):
-		return plugin, true
-	case kind == "" && v.At(rocmSelector).IsMap():
-		return v, v.At(rocmSelector + "_enabled").IsTrue()
-	case kind == "" && !v.At("apiVersion").IsPresent() && v.HasAny("nodeSelector", "affinity"):
-		return v, true
-	}
-	return source.Value{}, false
-}
-
-// nodeSelectorsOfHAMi are the node selectors in the section devicePlugin of HAMi's values, in the
-// chart's present and former spelling.
-var nodeSelectorsOfHAMi = []string{"nvidiaNodeSelector", "nvidianodeSelector"}
-
-// rocmSelector is the node selector in the values of the AMD GPU chart.
-const rocmSelector = "node_selector"
-
-// nodeSelectors are the names of node selectors: those of pods, of a DeviceConfig, and of the values of
-// the AMD GPU and HAMi charts.
-var nodeSelectors = append([]string{"nodeSelector", "selector", rocmSelector}, nodeSelectorsOfHAMi...)
-
-// placementFields returns the fields of an operator's object or of Helm values that select nodes.
-func placementFields(v source.Value) (fields []source.Value) {
-	pod, ok := placementOf(v)
-	if !ok {
-		return nil
-	}
-	for name, field := range pod.Fields() {
-		if name == "affinity" || name == "nodeAffinity" || slices.Contains(nodeSelectors, name) {
-			fields = append(fields, field)
-		}
-	}
-	return fields
-}
-
 // formatOn returns the format of a plugin on some nodes. Objects of a plugin on different nodes have
 // settings of their own.
-func (im *importer) formatOn(f *format, scope []*v1alpha1.Nodes) *format {
-	if !f.scoped {
-		f.scoped, f.scope = true, scope
+func (im *importer) formatOn(f *plugin.Format, scope []*v1alpha1.Nodes) *plugin.Format {
+	if !f.Scoped {
+		f.Scoped, f.Scope = true, scope
 	}
-	same := func(other *format) bool { return other.name == f.name && reflect.DeepEqual(other.scope, scope) }
-	if i := slices.IndexFunc(im.formats, same); i >= 0 {
-		return im.formats[i]
+	same := func(other *plugin.Format) bool { return other.Name == f.Name && reflect.DeepEqual(other.Scope, scope) }
+	if i := slices.IndexFunc(im.Formats, same); i >= 0 {
+		return im.Formats[i]
 	}
-	formats := newFormats(im)
-	created := formats[slices.IndexFunc(formats, func(other *format) bool { return other.name == f.name })]
-	created.scoped, created.scope = true, scope
-	im.formats = append(im.formats, created)
+	formats := im.newFormats()
+	created := formats[slices.IndexFunc(formats, func(other *plugin.Format) bool { return other.Name == f.Name })]
+	created.Scoped, created.Scope = true, scope
+	im.Formats = append(im.Formats, created)
 	return created
 }
 
@@ -154,7 +108,7 @@ func (im *importer) placement(pod source.Value, labels map[string]string) (terms
 		selected.Names = []string{name}
 	}
 	var nodeSelector source.Value
-	for _, name := range nodeSelectors {
+	for _, name := range plugin.NodeSelectors {
 		if field := pod.At(name); field.IsPresent() && !nodeSelector.IsPresent() {
 			nodeSelector = field
 		}
@@ -180,7 +134,7 @@ func (im *importer) placement(pod source.Value, labels map[string]string) (terms
 	}
 	required := affinity.At("requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
 	for _, item := range required.ListItems() {
-		if term, ok := intersect(selected, im.affinityTerm(item)); ok {
+		if term, ok := draft.Intersect(selected, im.affinityTerm(item)); ok {
 			terms = append(terms, term)
 		}
 	}
@@ -212,61 +166,8 @@ func (im *importer) affinityTerm(v source.Value) *v1alpha1.Nodes {
 				nodes.MatchExpressions = append(nodes.MatchExpressions, metav1.LabelSelectorRequirement{Key: key, Operator: operator, Values: values})
 			}
 		default:
-			im.notePodChange(e, "is a condition that entries cannot have, so they apply to more nodes")
+			im.Notes.AddPodChange(e, "is a condition that entries cannot have, so they apply to more nodes")
 		}
 	}
 	return nodes
-}
-
-// intersect returns the nodes that both a and b select, and whether there can be any. A nil value
-// selects all nodes.
-func intersect(a, b *v1alpha1.Nodes) (*v1alpha1.Nodes, bool) {
-	if a == nil || b == nil || reflect.DeepEqual(a, b) {
-		if a == nil {
-			a = b
-		}
-		return a, true
-	}
-	both := &v1alpha1.Nodes{Names: slices.Clone(a.Names)}
-	switch {
-	case len(a.Names) == 0:
-		both.Names = slices.Clone(b.Names)
-	case len(b.Names) > 0:
-		both.Names = slices.DeleteFunc(both.Names, func(name string) bool { return !slices.Contains(b.Names, name) })
-		if len(both.Names) == 0 {
-			return nil, false
-		}
-	}
-	for _, labels := range []map[string]string{a.MatchLabels, b.MatchLabels} {
-		for name, text := range labels {
-			if before, ok := both.MatchLabels[name]; ok && before != text {
-				return nil, false
-			}
-			if both.MatchLabels == nil {
-				both.MatchLabels = make(map[string]string)
-			}
-			both.MatchLabels[name] = text
-		}
-	}
-	both.MatchExpressions = slices.Concat(a.MatchExpressions, b.MatchExpressions)
-	return both, true
-}
-
-// nodesOf returns the nodes of an entry with the given source, one value for each entry to write. A
-// nil value stands for all nodes.
-func (im *importer) nodesOf(from source.Value) []*v1alpha1.Nodes {
-	nodes := im.nodes
-	if nodes == nil {
-		nodes = from.Nodes
-	}
-	if im.current == nil || len(im.current.scope) == 0 {
-		return []*v1alpha1.Nodes{nodes}
-	}
-	var all []*v1alpha1.Nodes
-	for _, term := range im.current.scope {
-		if both, ok := intersect(nodes, term); ok {
-			all = append(all, both)
-		}
-	}
-	return all
 }

@@ -6,6 +6,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
@@ -22,12 +23,12 @@ func (im *importer) values(v source.Value) (source.Value, bool) {
 	} {
 		inside, err := source.ParseEmbedded(v.At(at...))
 		if err == nil && inside.IsMap() {
-			im.chart = chartOf(v)
+			im.Chart = chartOf(v)
 			return inside, true
 		}
 	}
 	if parameters := v.At("spec", "source", "helm", "parameters"); parameters.IsList() {
-		im.chart = chartOf(v)
+		im.Chart = chartOf(v)
 		set := source.Value{Node: yamlnode.NewObject(parameters.Node.Line), File: v.File, Above: v.Above}
 		for _, p := range parameters.ListItems() {
 			assignField(set.Node, p.At("name").Text(), p.At("value").Node)
@@ -68,12 +69,12 @@ func (im *importer) helmValues(v source.Value) (source.Value, bool) {
 				}
 			}
 		case "f", "values":
-			im.noteRemark(arg.Value, "import that file too, if it is not among the files")
+			im.Notes.AddRemark(arg.Value, "import that file too, if it is not among the files")
 		case "set-file":
-			im.notePodChange(arg.Value, "the file is not among the imported files; import it too")
+			im.Notes.AddPodChange(arg.Value, "the file is not among the imported files; import it too")
 		case "":
 			if strings.Contains(arg.Value.Text(), "/") {
-				im.chart = arg.Value.Text()
+				im.Chart = arg.Value.Text()
 			}
 		}
 	}
@@ -114,7 +115,7 @@ func (im *importer) readNested(v source.Value, depth int) (found []string) {
 	if depth > maxNested {
 		return nil
 	}
-	if pod, ok := placementOf(v); ok {
+	if pod, ok := plugin.PlacementOf(v); ok {
 		before, terms := im.around, im.placement(pod, nil)
 		im.around = &terms
 		defer func() { im.around = before }()
@@ -142,11 +143,11 @@ func (im *importer) readNested(v source.Value, depth int) (found []string) {
 			found = append(found, inside.Path)
 			continue
 		}
-		if inside.HasAny(source.ArgsField, "command", "image") && im.importContainer(containerOf(inside)) {
+		if inside.HasAny(source.ArgsField, "command", "image") && im.importContainer(plugin.ContainerOf(inside)) {
 			found = append(found, inside.Path)
 		}
 		if inside.IsList() && slices.ContainsFunc(inside.ListItems(), func(v source.Value) bool { return strings.HasPrefix(v.Text(), "-") }) {
-			if im.importContainer(container{args: inside.ListItems(), env: make(map[string]source.Value)}) {
+			if im.importContainer(plugin.Container{Args: inside.ListItems(), Env: make(map[string]source.Value)}) {
 				found = append(found, inside.Path)
 			}
 			continue
@@ -173,17 +174,10 @@ func onlyVersion(v source.Value) bool {
 	return v.IsMap() && len(v.Node.Content) == 2 && v.Has("version")
 }
 
-// onlyRead notes that the rest of an object was not read.
-func (im *importer) onlyRead(v source.Value, found []string) {
-	slices.Sort(found)
-	at := source.Value{Node: yamlnode.NewScalar("", v.Node.Line), File: v.File, Above: v.Above, Path: v.Path}
-	im.noteRemark(at, "of this object only %s was read", strings.Join(found, ", "))
-}
-
 // patchedContainer returns a container with the arguments and environment variables of a JSON
 // patch.
-func patchedContainer(v source.Value) (container, bool) {
-	c := container{env: make(map[string]source.Value)}
+func patchedContainer(v source.Value) (plugin.Container, bool) {
+	c := plugin.Container{Env: make(map[string]source.Value)}
 	for _, operation := range v.ListItems() {
 		at := operation.At("path").Text()
 		if !operation.Has("op") || at == "" {
@@ -194,15 +188,15 @@ func patchedContainer(v source.Value) (container, bool) {
 		case strings.Contains(at, "/args") || strings.Contains(at, "/command"):
 			for _, arg := range said.ListItems() {
 				if arg.IsText() {
-					c.args = append(c.args, arg)
+					c.Args = append(c.Args, arg)
 				}
 			}
 		case strings.HasSuffix(at, "/env"):
-			c.setEnv(said)
+			c.SetEnv(said)
 		case strings.Contains(at, "/env/") && said.IsMap(): // one variable
 			said.Node = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: said.Node.Line, Content: []*yaml.Node{said.Node}}
-			c.setEnv(said)
+			c.SetEnv(said)
 		}
 	}
-	return c, len(c.args)+len(c.env) > 0
+	return c, len(c.Args)+len(c.Env) > 0
 }

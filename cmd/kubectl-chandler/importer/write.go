@@ -8,6 +8,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"chandler.dev/cmd/kubectl-chandler/importer/notes"
 	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
 
@@ -28,8 +29,8 @@ func (r *Result) YAML() ([]byte, error) {
 		if i > 0 || config != nil {
 			out.WriteString("---\n")
 		}
-		fmt.Fprintf(out, "# %s\n", strings.TrimSpace(o.from.Origin()))
-		text, err := yamlnode.Text(o.node)
+		fmt.Fprintf(out, "# %s\n", strings.TrimSpace(o.From.Origin()))
+		text, err := yamlnode.Text(o.Node)
 		if err != nil {
 			return nil, err
 		}
@@ -88,12 +89,12 @@ func (r *Result) head() string {
 		{"NOT carried over; pods get something else", true},
 		{"Not carried over, or with something left to do; pods get the same", false},
 	} {
-		notes := slices.DeleteFunc(slices.Clone(r.Notes), func(n Note) bool { return n.Pods != part.pods })
-		if len(notes) == 0 {
+		listed := slices.DeleteFunc(slices.Clone(r.Notes), func(n notes.Note) bool { return n.Pods != part.pods })
+		if len(listed) == 0 {
 			continue
 		}
 		fmt.Fprintf(&out, "#\n# %s:\n", part.title)
-		for _, n := range notes {
+		for _, n := range listed {
 			fmt.Fprintf(&out, "# - %s\n", n)
 		}
 	}

@@ -1,4 +1,6 @@
-package importer
+// Package dra translates the claims, claim templates and DeviceClasses of other DRA drivers to the same
+// objects for the devices of Chandler. A part without a counterpart becomes a note.
+package dra
 
 import (
 	"cmp"
@@ -8,29 +10,24 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 	"chandler.dev/cmd/kubectl-chandler/replaced"
 	"chandler.dev/cmd/kubectl-chandler/validation"
 )
 
-// dra translates the claims, claim templates and DeviceClasses of other DRA drivers. The result
+// translator translates the claims, claim templates and DeviceClasses of other DRA drivers. The result
 // is not a DriverConfig but the same objects, for the devices of Chandler.
-type dra struct {
-	im      *importer
-	format  *format
+type translator struct {
+	im      *plugin.Import
+	format  *plugin.Format
 	objects []source.Value
 	kept    map[string]bool // the classes among the objects that are written, by name
 }
 
-// An object is a translated object.
-type object struct {
-	node *yaml.Node
-	from source.Value
-}
-
-// draFormat is the name of the format.
-const draFormat = "other DRA drivers"
+// FormatName is the name of the format.
+const FormatName = "other DRA drivers"
 
 // Kinds of resource.k8s.io that are translated.
 const (
@@ -39,14 +36,15 @@ const (
 	kindClass    = "DeviceClass"
 )
 
-func newDRA(im *importer) *format {
-	d := &dra{im: im, kept: make(map[string]bool)}
-	d.format = &format{
-		name:   draFormat,
-		forms:  "ResourceClaim, ResourceClaimTemplate, DeviceClass",
-		is:     isForeign,
-		read:   func(v source.Value) { d.objects = append(d.objects, v) },
-		finish: d.translateObjects,
+// NewFormat returns the format of the objects of other DRA drivers.
+func NewFormat(im *plugin.Import) *plugin.Format {
+	d := &translator{im: im, kept: make(map[string]bool)}
+	d.format = &plugin.Format{
+		Name:         FormatName,
+		Forms:        "ResourceClaim, ResourceClaimTemplate, DeviceClass",
+		IsDocument:   isForeign,
+		ReadDocument: func(v source.Value) { d.objects = append(d.objects, v) },
+		Finish:       d.translateObjects,
 	}
 	return d.format
 }
@@ -86,7 +84,7 @@ func mentionsDriver(node *yaml.Node) bool {
 }
 
 // translateObjects writes the objects, after all files were read.
-func (d *dra) translateObjects() {
+func (d *translator) translateObjects() {
 	for _, v := range d.objects {
 		if v.At("kind").Text() == kindClass && !d.isReplaced(v) {
 			d.kept[v.At("metadata", "name").Text()] = true
@@ -99,7 +97,7 @@ func (d *dra) translateObjects() {
 
 // isReplaced reports whether a class of Chandler has the same devices and the same extended
 // resource as the class that a driver installs.
-func (d *dra) isReplaced(v source.Value) bool {
+func (d *translator) isReplaced(v source.Value) bool {
 	name := v.At("metadata", "name").Text()
 	if replaced.Classes[name].Own == "" || len(v.At("spec", "config").ListItems()) > 0 {
 		return false
@@ -109,19 +107,19 @@ func (d *dra) isReplaced(v source.Value) bool {
 }
 
 // translateObject writes the translation of an object, or notes why there is none.
-func (d *dra) translateObject(v source.Value) {
+func (d *translator) translateObject(v source.Value) {
 	at := v.WithText(strings.TrimSpace(v.At("kind").Text() + " " + cmp.Or(v.At("metadata", "name").Text(), v.At("metadata", "generateName").Text())))
 	isPod := func(owner source.Value) bool { return owner.At("kind").Text() == "Pod" }
 	switch {
 	case slices.ContainsFunc(v.At("metadata", "ownerReferences").ListItems(), isPod):
-		d.im.noteRemark(at, "is not written: Kubernetes creates this claim for a pod, from a template or for an extended resource")
+		d.im.Notes.AddRemark(at, "is not written: Kubernetes creates this claim for a pod, from a template or for an extended resource")
 		return
 	case v.At("kind").Text() == kindClass && d.isReplaced(v):
-		d.im.noteRemark(at, "is not written: the class %s of Chandler has the devices", replaced.Classes[v.At("metadata", "name").Text()].Own)
+		d.im.Notes.AddRemark(at, "is not written: the class %s of Chandler has the devices", replaced.Classes[v.At("metadata", "name").Text()].Own)
 		return
 	}
 	v.Node = yamlnode.Clone(v.Node)
-	t := &draObject{dra: d, class: v.At("kind").Text() == kindClass}
+	t := &objectTranslation{translator: d, class: v.At("kind").Text() == kindClass}
 	devices := v.At("spec")
 	switch v.At("kind").Text() {
 	case kindTemplate:
@@ -140,23 +138,23 @@ func (d *dra) translateObject(v source.Value) {
 		t.validate(at, v.Node)
 	}
 	if t.lost {
-		d.im.noteResult(at, "is not written, because a part of it has no counterpart; pods that need it stay Pending")
+		d.im.Notes.AddResult(at, "is not written, because a part of it has no counterpart; pods that need it stay Pending")
 		return
 	}
 	yamlnode.SetBlockStyle(v.Node)
 	for _, driver := range t.drivers {
 		for _, family := range driver.Families {
-			if !slices.Contains(d.format.families, family) {
-				d.format.families = append(d.format.families, family)
+			if !slices.Contains(d.format.Families, family) {
+				d.format.Families = append(d.format.Families, family)
 			}
 		}
 	}
-	d.im.objects = append(d.im.objects, object{v.Node, at})
+	d.im.Objects = append(d.im.Objects, plugin.Object{Node: v.Node, From: at})
 }
 
-// draObject is the state of the translation of one object.
-type draObject struct {
-	*dra
+// objectTranslation is the state of the translation of one object.
+type objectTranslation struct {
+	*translator
 	class   bool // the object is a DeviceClass
 	lost    bool // a part of the object has no counterpart
 	total   int  // the number of requests
@@ -165,13 +163,13 @@ type draObject struct {
 }
 
 // lose notes a part of the object without a counterpart. The object is then not written.
-func (t *draObject) lose(v source.Value, format string, args ...any) {
+func (t *objectTranslation) lose(v source.Value, format string, args ...any) {
 	t.lost = true
-	t.im.notePodChange(v, format, args...)
+	t.im.Notes.AddPodChange(v, format, args...)
 }
 
 // validate checks the object with the code of kubectl chandler validate.
-func (t *draObject) validate(at source.Value, node *yaml.Node) {
+func (t *objectTranslation) validate(at source.Value, node *yaml.Node) {
 	data, err := yaml.Marshal(node)
 	if err == nil {
 		err = validation.CheckObject(data)
@@ -182,7 +180,7 @@ func (t *draObject) validate(at source.Value, node *yaml.Node) {
 }
 
 // translateDevices translates the part of an object that all kinds have in common.
-func (t *draObject) translateDevices(devices source.Value) {
+func (t *objectTranslation) translateDevices(devices source.Value) {
 	for _, request := range devices.At("requests").ListItems() {
 		t.total++
 		t.request(request, request.At("name").Text())
@@ -202,7 +200,7 @@ func (t *draObject) translateDevices(devices source.Value) {
 
 // request translates a request, whose fields are in the request itself in v1beta1, and otherwise in
 // exactly or in the alternatives of firstAvailable.
-func (t *draObject) request(v source.Value, name string) {
+func (t *objectTranslation) request(v source.Value, name string) {
 	if exactly := v.At("exactly"); exactly.IsMap() {
 		t.request(exactly, name)
 	}
@@ -220,9 +218,9 @@ func (t *draObject) request(v source.Value, name string) {
 		switch {
 		case strings.HasSuffix(class.Text(), ".chandler.dev"):
 		case foreign:
-			t.im.notePodChange(class, "the class is not in the files: import it too, because it selects devices of another driver, and the request now needs devices of Chandler")
+			t.im.Notes.AddPodChange(class, "the class is not in the files: import it too, because it selects devices of another driver, and the request now needs devices of Chandler")
 		default:
-			t.im.noteRemark(class, "is a class that is not among the files; import it too if its devices are now those of Chandler")
+			t.im.Notes.AddRemark(class, "is a class that is not among the files; import it too if its devices are now those of Chandler")
 		}
 	case known.Own == "":
 		t.lose(class, "%s", replaced.DriverOf(known.Driver).Unserved)
@@ -243,7 +241,7 @@ func (t *draObject) request(v source.Value, name string) {
 
 // alternatives translates the alternatives of firstAvailable. An alternative without a counterpart is
 // removed if another one remains: a request with no alternative is invalid.
-func (t *draObject) alternatives(v source.Value, name string) {
+func (t *objectTranslation) alternatives(v source.Value, name string) {
 	list := v.At("firstAvailable")
 	if !list.IsList() {
 		return
@@ -268,19 +266,19 @@ func (t *draObject) alternatives(v source.Value, name string) {
 	}
 	list.Node.Content = content
 	for _, alternative := range without {
-		t.im.noteResult(alternative.At("name"), "is removed from the alternatives, because a part of it has no counterpart")
+		t.im.Notes.AddResult(alternative.At("name"), "is removed from the alternatives, because a part of it has no counterpart")
 	}
 }
 
 // use stores a driver whose devices the object selects.
-func (t *draObject) use(d *replaced.Driver) {
+func (t *objectTranslation) use(d *replaced.Driver) {
 	if d != nil && !slices.Contains(t.drivers, d) {
 		t.drivers = append(t.drivers, d)
 	}
 }
 
 // selectors translates the CEL expressions of a class or a request.
-func (t *draObject) selectors(v source.Value) {
+func (t *objectTranslation) selectors(v source.Value) {
 	for _, selector := range v.At("selectors").ListItems() {
 		expression := selector.At("cel", "expression")
 		if !expression.IsText() || !replaced.IsMentioned(expression.Node.Value) {
@@ -294,7 +292,7 @@ func (t *draObject) selectors(v source.Value) {
 			continue
 		}
 		for _, remark := range translation.remarks {
-			t.im.noteRemark(expression, "%s", remark)
+			t.im.Notes.AddRemark(expression, "%s", remark)
 		}
 		for _, name := range sortedDrivers(expression.Node.Value) {
 			t.use(name)
@@ -315,7 +313,7 @@ func sortedDrivers(expression string) (drivers []*replaced.Driver) {
 
 // requireDriver adds a selector to a class without a test of the family: only the attribute names
 // of the other driver excluded the devices of other vendors.
-func (t *draObject) requireDriver(v source.Value) {
+func (t *objectTranslation) requireDriver(v source.Value) {
 	for _, selector := range v.At("selectors").ListItems() {
 		if expression := selector.At("cel", "expression").Text(); strings.Contains(expression, "device.driver") || t.lost {
 			return
@@ -338,7 +336,7 @@ func prependSelector(node *yaml.Node, cel string) {
 }
 
 // constraint translates the attribute of a constraint.
-func (t *draObject) constraint(v source.Value) {
+func (t *objectTranslation) constraint(v source.Value) {
 	domain, name, _ := strings.Cut(v.Text(), "/")
 	d := replaced.DriverOf(domain)
 	if d == nil {
@@ -350,7 +348,7 @@ func (t *draObject) constraint(v source.Value) {
 		return
 	}
 	if remark := validation.PublicationNote(a.Name); remark != "" {
-		t.im.noteRemark(v, "%s", remark)
+		t.im.Notes.AddRemark(v, "%s", remark)
 	}
 	if !strings.Contains(a.Name, "/") {
 		a.Name = "chandler.dev/" + a.Name
@@ -359,7 +357,7 @@ func (t *draObject) constraint(v source.Value) {
 }
 
 // capacityRequests translates the names of requested capacities.
-func (t *draObject) capacityRequests(v source.Value) {
+func (t *objectTranslation) capacityRequests(v source.Value) {
 	for i := 0; v.IsMap() && i+1 < len(v.Node.Content); i += 2 {
 		key := v.Node.Content[i]
 		at := v.FieldValue(key.Value, v.Node.Content[i+1])
@@ -384,7 +382,7 @@ func (t *draObject) capacityRequests(v source.Value) {
 }
 
 // tolerations removes tolerations of taints of another driver.
-func (t *draObject) tolerations(v source.Value) {
+func (t *objectTranslation) tolerations(v source.Value) {
 	list := v.At("tolerations")
 	if !list.IsList() {
 		return
@@ -392,7 +390,7 @@ func (t *draObject) tolerations(v source.Value) {
 	var content []*yaml.Node
 	for _, toleration := range list.ListItems() {
 		if isForeignName(toleration.At("key").Text()) {
-			t.im.notePodChange(toleration, "is removed: the taints of Chandler have keys in the domain chandler.dev, as the page on health lists them")
+			t.im.Notes.AddPodChange(toleration, "is removed: the taints of Chandler have keys in the domain chandler.dev, as the page on health lists them")
 			continue
 		}
 		content = append(content, toleration.Node)
@@ -403,7 +401,7 @@ func (t *draObject) tolerations(v source.Value) {
 }
 
 // configs translates the parameters of an object.
-func (t *draObject) configs(devices source.Value) {
+func (t *objectTranslation) configs(devices source.Value) {
 	list := devices.At("config")
 	var content []*yaml.Node
 	covered := false
@@ -447,7 +445,7 @@ func (t *draObject) configs(devices source.Value) {
 }
 
 // passthrough returns the parameters of requests that had a class for VFIO passthrough.
-func (t *draObject) passthrough() (*yaml.Node, error) {
+func (t *objectTranslation) passthrough() (*yaml.Node, error) {
 	requests := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 	for _, name := range t.vfio {
 		requests.Content = append(requests.Content, yamlnode.NewScalar(name, 0))

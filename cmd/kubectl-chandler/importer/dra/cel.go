@@ -1,4 +1,4 @@
-package importer
+package dra
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/parser"
 
+	"chandler.dev/cmd/kubectl-chandler/importer/expression"
 	"chandler.dev/cmd/kubectl-chandler/replaced"
 	"chandler.dev/cmd/kubectl-chandler/validation"
 )
@@ -222,7 +223,7 @@ func celPath(list, name string, optional bool) string {
 	if optional {
 		local = "?" + local
 	}
-	return "device." + list + "[" + quote(domain) + "]." + local
+	return "device." + list + "[" + expression.Quote(domain) + "]." + local
 }
 
 func (t *celTranslation) call(e ast.Expr) celTerm {
@@ -322,7 +323,7 @@ func (t *celTranslation) drivers(operator string, left ast.Expr, values []ast.Ex
 			t.lose("device.driver is not compared with a literal")
 			return celTerm{expr: left}
 		}
-		part := "device.driver == " + quote(text)
+		part := "device.driver == " + expression.Quote(text)
 		if d := replaced.DriverOf(text); d != nil {
 			if d.Unserved != "" {
 				t.lose("devices of %s: %s", d.Name, d.Unserved)
@@ -336,7 +337,7 @@ func (t *celTranslation) drivers(operator string, left ast.Expr, values []ast.Ex
 	if !known { // a driver that Chandler does not replace
 		return celTerm{expr: t.factory.NewCall(0, operator, left, other)}
 	}
-	condition := anyOf(parts)
+	condition := expression.AnyOf(parts)
 	if operator == operators.NotEquals {
 		condition = "!(" + condition + ")"
 	}

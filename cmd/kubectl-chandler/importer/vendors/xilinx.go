@@ -1,4 +1,4 @@
-package importer
+package vendors
 
 import (
 	"cmp"
@@ -7,40 +7,43 @@ import (
 	"slices"
 	"strings"
 
+	"chandler.dev/cmd/kubectl-chandler/importer/expression"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // xilinx reads configurations of the Xilinx and AMD FPGA plugin (k8s-device-plugin in
 // Xilinx/FPGA_as_a_Service 1.3).
 type xilinx struct {
-	im       *importer
-	settings *settings
+	im       *plugin.Import
+	settings *plugin.Settings
 	names    []source.Value // the card names of NameCustomize.json
 }
 
-func newXilinx(im *importer) *format {
+// NewXilinx returns the format of the Xilinx and AMD FPGA plugin.
+func NewXilinx(im *plugin.Import) *plugin.Format {
 	x := &xilinx{im: im}
-	x.settings = newSettings(im, []option{
-		{name: "name-customize", env: "DeviceNameCustomize", in: "devicePlugin.env.DeviceNameCustomize", fate: fateCarried},
-		{name: "u30-name", env: "U30NameConvention", in: "devicePlugin.env.U30NameConvention", fate: fatePodChange, fine: []string{"commonname"}, why: "name the U30's resource by its shell in an entry of resources: amd.com/<shell>-<timestamp>, as chandler discover shows them"},
-		{name: "u30-unit", env: "U30AllocUnit", in: "devicePlugin.env.U30AllocUnit", fate: fatePodChange, fine: []string{"card"}, why: "name the FPGAs of a U30 by their shell in an entry of resources: each FPGA is then allocated by itself"},
-		{name: "virtual", env: "VirtualDev", in: "devicePlugin.env.VirtualDev", fate: fatePodChange, fine: []string{"false"}, why: "no container gets all FPGAs of a node by one resource"},
-		{name: "virtual-number", env: "VirtualNum", in: "devicePlugin.env.VirtualNum", why: "is for VirtualDev"},
+	x.settings = plugin.NewSettings(im, []plugin.Option{
+		{Name: "name-customize", Variable: "DeviceNameCustomize", HelmField: "devicePlugin.env.DeviceNameCustomize", Fate: plugin.FateCarried},
+		{Name: "u30-name", Variable: "U30NameConvention", HelmField: "devicePlugin.env.U30NameConvention", Fate: plugin.FatePodChange, Harmless: []string{"commonname"}, Reason: "name the U30's resource by its shell in an entry of resources: amd.com/<shell>-<timestamp>, as chandler discover shows them"},
+		{Name: "u30-unit", Variable: "U30AllocUnit", HelmField: "devicePlugin.env.U30AllocUnit", Fate: plugin.FatePodChange, Harmless: []string{"card"}, Reason: "name the FPGAs of a U30 by their shell in an entry of resources: each FPGA is then allocated by itself"},
+		{Name: "virtual", Variable: "VirtualDev", HelmField: "devicePlugin.env.VirtualDev", Fate: plugin.FatePodChange, Harmless: []string{"false"}, Reason: "no container gets all FPGAs of a node by one resource"},
+		{Name: "virtual-number", Variable: "VirtualNum", HelmField: "devicePlugin.env.VirtualNum", Reason: "is for VirtualDev"},
 	})
-	return &format{
-		name:     "Xilinx's FPGA device plugin",
-		forms:    "NameCustomize.json alone or in a ConfigMap, variables, DaemonSet",
-		families: []string{"fpga-xilinx"},
-		is:       x.is,
-		read:     x.read,
-		runs: func(c container) bool {
-			_, u30 := c.env["U30NameConvention"]
-			_, unit := c.env["U30AllocUnit"]
-			_, names := c.env["DeviceNameCustomize"]
-			return strings.Contains(c.image, "xilinx") && c.names("device-plugin") && !c.names("sfc-k8s-device-plugin") || c.names("xilinx-device-plugin", "xilinx_k8s_fpga_plugin", "fpga-device-plugin") || u30 || unit || names
+	return &plugin.Format{
+		Name:         "Xilinx's FPGA device plugin",
+		Forms:        "NameCustomize.json alone or in a ConfigMap, variables, DaemonSet",
+		Families:     []string{"fpga-xilinx"},
+		IsDocument:   x.is,
+		ReadDocument: x.read,
+		IsContainer: func(c plugin.Container) bool {
+			_, u30 := c.Env["U30NameConvention"]
+			_, unit := c.Env["U30AllocUnit"]
+			_, names := c.Env["DeviceNameCustomize"]
+			return strings.Contains(c.Image, "xilinx") && c.HasName("device-plugin") && !c.HasName("sfc-k8s-device-plugin") || c.HasName("xilinx-device-plugin", "xilinx_k8s_fpga_plugin", "fpga-device-plugin") || u30 || unit || names
 		},
-		container: func(c container) { x.settings.flags(c) },
-		finish:    x.finishSettings,
+		ReadContainer: func(c plugin.Container) { x.settings.ReadFlags(c) },
+		Finish:        x.finishSettings,
 	}
 }
 
@@ -99,12 +102,12 @@ func termsOf(alias string) (terms []term, ok bool) {
 }
 
 func (x *xilinx) finishSettings() {
-	x.settings.finishOptions()
-	if use := x.settings.get("name-customize"); use.IsPresent() && !use.IsTrue() && len(x.names) > 0 {
-		x.im.noteRemark(x.names[0], "DeviceNameCustomize is not True, so the plugin does not read the names")
+	x.settings.FinishOptions()
+	if use := x.settings.Get("name-customize"); use.IsPresent() && !use.IsTrue() && len(x.names) > 0 {
+		x.im.Notes.AddRemark(x.names[0], "DeviceNameCustomize is not True, so the plugin does not read the names")
 		return
 	} else if !use.IsPresent() && len(x.names) > 0 {
-		x.im.noteRemark(x.names[0], "the plugin reads the names where its variable DeviceNameCustomize is True")
+		x.im.Notes.AddRemark(x.names[0], "the plugin reads the names where its variable DeviceNameCustomize is True")
 	}
 	stars := func(v source.Value) int { return strings.Count(v.FieldName(), "*") }
 	slices.SortStableFunc(x.names, func(a, b source.Value) int { return cmp.Compare(stars(a), stars(b)) })
@@ -117,13 +120,13 @@ func (x *xilinx) finishSettings() {
 func (x *xilinx) readAlias(v source.Value) {
 	m := aliasKey.FindStringSubmatch(v.FieldName())
 	if m == nil {
-		x.im.notePodChange(v, "its key has not three parts, and the plugin gives no names with it")
+		x.im.Notes.AddPodChange(v, "its key has not three parts, and the plugin gives no names with it")
 		return
 	}
 	kind, shell, last := m[1], m[2], m[3]
 	terms, ok := termsOf(v.Text())
 	if !ok {
-		x.im.notePodChange(v, "is not made of texts in quotes and fields of cards, with + between")
+		x.im.Notes.AddPodChange(v, "is not made of texts in quotes and fields of cards, with + between")
 		return
 	}
 	known := map[string]string{"devicetype": kind, "shellver": shell, "timestamp": last}
@@ -133,33 +136,33 @@ func (x *xilinx) readAlias(v source.Value) {
 		if t.field != "" {
 			said = known[t.field]
 			if said == "" || strings.Contains(said, "*") {
-				x.im.notePodChange(v, "each card has another name by it; name them in entries of resources, as chandler discover shows them")
+				x.im.Notes.AddPodChange(v, "each card has another name by it; name them in entries of resources, as chandler discover shows them")
 				return
 			}
 		}
 		name.WriteString(said)
 	}
 	if name.Len() > 60 {
-		x.im.noteRemark(v, "is longer than 60 characters, and the plugin does not take it either")
+		x.im.Notes.AddRemark(v, "is longer than 60 characters, and the plugin does not take it either")
 		return
 	}
-	cel := []string{oneOf(familyAttribute, []string{"fpga-xilinx"})}
+	cel := []string{expression.OneOf(expression.Family, []string{"fpga-xilinx"})}
 	// A profile is the shell with its time: xilinx_u50_gen3x16_xdma_201920_3-1579649056.
 	if shell != "*" {
-		cel = append(cel, text("profile")+".startsWith("+quote(shell+"-")+")")
+		cel = append(cel, expression.Text("profile")+".startsWith("+expression.Quote(shell+"-")+")")
 	}
 	if kind != "*" {
-		cel = append(cel, text("profile")+".matches("+quote("^[^_]*_"+regexp.QuoteMeta(kind)+"(_|-|$)")+")")
+		cel = append(cel, expression.Text("profile")+".matches("+expression.Quote("^[^_]*_"+regexp.QuoteMeta(kind)+"(_|-|$)")+")")
 	}
 	switch {
 	case last == "*":
 	case isUUID(last):
-		x.im.notePodChange(v, "selects cards by the end of a UUID, which the import cannot do")
+		x.im.Notes.AddPodChange(v, "selects cards by the end of a UUID, which the import cannot do")
 		return
 	default:
-		cel = append(cel, text("profile")+".endsWith("+quote("-"+last)+")")
+		cel = append(cel, expression.Text("profile")+".endsWith("+expression.Quote("-"+last)+")")
 	}
-	x.im.addResource(v, "amd.com/"+name.String(), all(cel))
+	x.im.Config.AddResource(v, "amd.com/"+name.String(), expression.All(cel))
 }
 
 // isUUID reports whether the last part of a key is the end of a UUID, as opposed to a time.

@@ -1,4 +1,6 @@
-package importer
+// Package hostdevices reads the configurations of plugins that offer the devices of a list: the paths and
+// USB devices of generic-device-plugin, and the permitted host devices of KubeVirt.
+package hostdevices
 
 import (
 	"cmp"
@@ -11,6 +13,9 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/draft"
+	"chandler.dev/cmd/kubectl-chandler/importer/expression"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
@@ -18,8 +23,8 @@ import (
 // squat reads configurations of squat's generic-device-plugin (config.go and deviceplugin in
 // squat/generic-device-plugin).
 type squat struct {
-	im          *importer
-	settings    *settings
+	im          *plugin.Import
+	settings    *plugin.Settings
 	devices     []source.Value          // of all files and arguments
 	image       string                  // "" if unknown
 	taken       map[string]source.Value // the first path to a device node of each family
@@ -27,34 +32,35 @@ type squat struct {
 	domainNoted bool                    // the note about the uncertain domain exists
 }
 
-func newSquat(im *importer) *format {
+// NewSquat returns the format of squat's generic-device-plugin.
+func NewSquat(im *plugin.Import) *plugin.Format {
 	s := &squat{im: im, taken: make(map[string]source.Value)}
-	s.settings = newSettings(im, []option{
-		{name: "domain", at: "domain", fate: fateCarried},
-		{name: "device", many: true, fate: fateCarried},
-		{name: "config", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
-		{name: "config-file", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
-		{name: "plugin-directory", at: "plugin-directory", why: "the agent has a flag for the kubelet's directory"},
-		{at: "status", fine: []string{"enabled"}, why: "the agent offers what the configuration names"},
-		{name: "listen", at: "listen", why: "the agent has metrics of its own"},
-		{name: "log-level", at: "log-level", why: "the agent has flags for its log"},
-		{at: "device", many: true, fate: fateCarried},
-		{at: "devices", many: true, fate: fateCarried},
+	s.settings = plugin.NewSettings(im, []plugin.Option{
+		{Name: "domain", Field: "domain", Fate: plugin.FateCarried},
+		{Name: "device", Repeatable: true, Fate: plugin.FateCarried},
+		{Name: "config", Harmless: []string{"/etc/generic-device-plugin/config.yaml"}, Reason: "import that file too, if it is not among the files"},
+		{Name: "config-file", Harmless: []string{"/etc/generic-device-plugin/config.yaml"}, Reason: "import that file too, if it is not among the files"},
+		{Name: "plugin-directory", Field: "plugin-directory", Reason: "the agent has a flag for the kubelet's directory"},
+		{Field: "status", Harmless: []string{"enabled"}, Reason: "the agent offers what the configuration names"},
+		{Name: "listen", Field: "listen", Reason: "the agent has metrics of its own"},
+		{Name: "log-level", Field: "log-level", Reason: "the agent has flags for its log"},
+		{Field: "device", Repeatable: true, Fate: plugin.FateCarried},
+		{Field: "devices", Repeatable: true, Fate: plugin.FateCarried},
 	})
-	return &format{
-		name:      "squat's generic-device-plugin",
-		forms:     "configuration file, --device arguments, DaemonSet",
-		families:  []string{"paths"},
-		is:        s.is,
-		read:      s.read,
-		runs:      s.runsPlugin,
-		container: s.readContainer,
-		finish:    s.finishSettings,
+	return &plugin.Format{
+		Name:          "squat's generic-device-plugin",
+		Forms:         "configuration file, --device arguments, DaemonSet",
+		Families:      []string{"paths"},
+		IsDocument:    s.is,
+		ReadDocument:  s.read,
+		IsContainer:   s.runsPlugin,
+		ReadContainer: s.readContainer,
+		Finish:        s.finishSettings,
 	}
 }
 
-func (s *squat) runsPlugin(c container) bool {
-	return c.names("generic-device-plugin") || c.hasFlag("device") && !c.names("docker", "podman", "nerdctl", "intel", "nvidia")
+func (s *squat) runsPlugin(c plugin.Container) bool {
+	return c.HasName("generic-device-plugin") || c.HasFlag("device") && !c.HasName("docker", "podman", "nerdctl", "intel", "nvidia")
 }
 
 func (s *squat) is(v source.Value) bool {
@@ -81,19 +87,19 @@ func (s *squat) read(v source.Value) {
 		s.devices = append(s.devices, v)
 		return
 	}
-	s.settings.file(v, inOwn, s.im.noteUnknown)
+	s.settings.ReadFields(v, plugin.OwnField, s.im.Notes.AddUnknownField)
 	s.devices = append(s.devices, v.At("devices").ListItems()...)
 	s.devices = append(s.devices, v.At("device").ListItems()...)
 }
 
-func (s *squat) readContainer(c container) {
-	s.image, s.container = c.image, c.At("name").OrPlaceOf(c.Value)
-	for _, arg := range source.SplitArguments(c.args, func(string) bool { return false }) {
+func (s *squat) readContainer(c plugin.Container) {
+	s.image, s.container = c.Image, c.At("name").OrPlaceOf(c.Value)
+	for _, arg := range source.SplitArguments(c.Args, func(string) bool { return false }) {
 		if arg.Name == "device" && !arg.Alone {
 			s.devices = append(s.devices, s.readArgument(arg.Value)...)
 		}
 	}
-	s.settings.flags(c)
+	s.settings.ReadFlags(c)
 }
 
 // readArgument reads a value of --device: YAML, JSON, or the oldest form, a name and paths
@@ -108,7 +114,7 @@ func (s *squat) readArgument(v source.Value) []source.Value {
 	}
 	name, paths, ok := strings.Cut(v.Text(), ",")
 	if !ok {
-		s.im.notePodChange(v, "is neither YAML nor JSON")
+		s.im.Notes.AddPodChange(v, "is neither YAML nor JSON")
 		return nil
 	}
 	list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: v.Node.Line}
@@ -120,9 +126,9 @@ func (s *squat) readArgument(v source.Value) []source.Value {
 }
 
 func (s *squat) finishSettings() {
-	s.settings.finishOptions()
+	s.settings.FinishOptions()
 	if len(s.devices) == 0 {
-		s.im.notePodChange(s.container, "which devices the plugin offers is in a file that is not among those imported")
+		s.im.Notes.AddPodChange(s.container, "which devices the plugin offers is in a file that is not among those imported")
 	}
 	for _, device := range s.devices {
 		for _, domain := range s.domainsOf(device) {
@@ -150,7 +156,7 @@ var before02 = regexp.MustCompile(`^v?0\.[01](?:\.|$|-)`)
 // domainsOf returns the domains of a device's resource: both if the release is unknown, because the
 // image is not in the files, or has a digest or a tag that is not a version.
 func (s *squat) domainsOf(v source.Value) []string {
-	domain, version := s.settings.get("domain").Text(), imageVersion(s.image)
+	domain, version := s.settings.Get("domain").Text(), plugin.ImageVersion(s.image)
 	latest := version == "latest" || version == "" && !strings.Contains(s.image, "@")
 	switch {
 	case domain != "":
@@ -166,7 +172,7 @@ func (s *squat) domainsOf(v source.Value) []string {
 		if s.image != "" {
 			release = "the release of " + s.image + " is unknown"
 		}
-		s.im.notePodChange(s.container.OrPlaceOf(v), "%s: resources are %s/… before release 0.2 and %s/… since. Both are written; delete the entries that pods do not request, or set the flag --domain", release, ofSquat, ofSquatSince02)
+		s.im.Notes.AddPodChange(s.container.OrPlaceOf(v), "%s: resources are %s/… before release 0.2 and %s/… since. Both are written; delete the entries that pods do not request, or set the flag --domain", release, ofSquat, ofSquatSince02)
 		s.domainNoted = true
 	}
 	return []string{ofSquat, ofSquatSince02}
@@ -174,7 +180,7 @@ func (s *squat) domainsOf(v source.Value) []string {
 
 // readDevice reads the devices of one resource name.
 func (s *squat) readDevice(domain string, v source.Value) {
-	s.im.unknownExcept(v, "name", "groups", "type", "paths", "count")
+	s.im.Notes.AddUnknownExcept(v, "name", "groups", "type", "paths", "count")
 	entry := v1alpha1.PathResource{Name: domain + "/" + cmp.Or(v.At("name").Text(), v.At("type").Text())}
 	for _, group := range v.At("groups").ListItems() {
 		if g, ok := s.group(group); ok {
@@ -187,14 +193,14 @@ func (s *squat) readDevice(domain string, v source.Value) {
 		}
 	}
 	if len(entry.Groups) == 0 {
-		s.im.notePodChange(v, "offers nothing")
+		s.im.Notes.AddPodChange(v, "offers nothing")
 		return
 	}
-	s.im.addPaths(v, entry)
+	s.im.Config.AddPaths(v, entry)
 }
 
 func (s *squat) group(v source.Value) (v1alpha1.PathGroup, bool) {
-	s.im.unknownExcept(v, "paths", "usb", "usbs", "count")
+	s.im.Notes.AddUnknownExcept(v, "paths", "usb", "usbs", "count")
 	group := v1alpha1.PathGroup{Count: s.count(v)}
 	for _, one := range v.At("paths").ListItems() {
 		p, ok := s.path(one)
@@ -204,11 +210,11 @@ func (s *squat) group(v source.Value) (v1alpha1.PathGroup, bool) {
 		group.Paths = append(group.Paths, p)
 	}
 	for _, one := range slices.Concat(v.At("usb").ListItems(), v.At("usbs").ListItems()) {
-		s.im.unknownExcept(one, "vendor", "product", "serial")
+		s.im.Notes.AddUnknownExcept(one, "vendor", "product", "serial")
 		group.USB = append(group.USB, usbDevice(one))
 	}
 	if len(group.Paths) == 0 && len(group.USB) == 0 {
-		s.im.notePodChange(v, "names neither paths nor USB devices")
+		s.im.Notes.AddPodChange(v, "names neither paths nor USB devices")
 		return group, false
 	}
 	return group, true
@@ -222,11 +228,11 @@ func (s *squat) count(v source.Value) int {
 	case !at.IsPresent():
 		return 0
 	case !ok || count < 0:
-		s.im.notePodChange(at, "is not a number")
+		s.im.Notes.AddPodChange(at, "is not a number")
 		return 0
-	case count > maxShares:
-		s.im.noteRemark(at, "is more than the %d containers at once that can be written, and than a node has", maxShares)
-		return maxShares
+	case count > draft.MaxShares:
+		s.im.Notes.AddRemark(at, "is more than the %d containers at once that can be written, and than a node has", draft.MaxShares)
+		return draft.MaxShares
 	case count == 1:
 		return 0 // the default
 	}
@@ -237,7 +243,7 @@ func (s *squat) count(v source.Value) int {
 func (s *squat) path(v source.Value) (v1alpha1.Path, bool) {
 	p := v1alpha1.Path{Path: v.Text()}
 	if v.IsMap() {
-		s.im.unknownExcept(v, "path", "mountPath", "permissions", "readOnly", "type", "limit", "optional")
+		s.im.Notes.AddUnknownExcept(v, "path", "mountPath", "permissions", "readOnly", "type", "limit", "optional")
 		p = v1alpha1.Path{Path: v.At("path").Text(), MountPath: v.At("mountPath").Text(), Permissions: v.At("permissions").Text(), Optional: v.At("optional").IsTrue()}
 		p.Limit, _ = v.At("limit").AsInteger()
 		if strings.EqualFold(v.At("type").Text(), string(v1alpha1.PathTypeMount)) {
@@ -247,14 +253,14 @@ func (s *squat) path(v source.Value) (v1alpha1.Path, bool) {
 	if p.Limit <= 1 {
 		p.Limit = 0 // the default
 	}
-	p.Limit = min(p.Limit, maxShares)
+	p.Limit = min(p.Limit, draft.MaxShares)
 	if p.Path == "" {
-		s.im.notePodChange(v, "names no path")
+		s.im.Notes.AddPodChange(v, "names no path")
 		return p, false
 	}
 	p.Path = path.Clean(p.Path)
 	if !strings.HasPrefix(p.Path, "/dev/") {
-		s.im.noteRemark(v, "has to be mounted into the agent's pod, which sees only /dev")
+		s.im.Notes.AddRemark(v, "has to be mounted into the agent's pod, which sees only /dev")
 	}
 	s.takeFamilies(v, p.Path)
 	return p, true
@@ -297,16 +303,10 @@ func (s *squat) takeFamilies(v source.Value, p string) {
 // makeRoom excludes the families whose nodes are offered by path, unless another imported plugin
 // offers them.
 func (s *squat) makeRoom() {
-	wanted := make(map[string]bool)
-	for _, f := range s.im.formats {
-		for _, family := range f.families {
-			wanted[family] = wanted[family] || s.im.found[f.name]
-		}
-	}
 	var families []string
 	for _, family := range slices.Sorted(maps.Keys(s.taken)) {
-		if wanted[family] {
-			s.im.notePodChange(source.Value{}, "devices of family %s are offered by their own names, and so their nodes are not by their paths", family)
+		if s.im.OffersFamily(family) {
+			s.im.Notes.AddPodChange(source.Value{}, "devices of family %s are offered by their own names, and so their nodes are not by their paths", family)
 			continue
 		}
 		families = append(families, family)
@@ -314,6 +314,6 @@ func (s *squat) makeRoom() {
 	if len(families) > 0 {
 		from := s.taken[families[0]]
 		from.Path += ": offered by its path instead"
-		s.im.addExclude(from, oneOf(familyAttribute, families))
+		s.im.Config.AddExclude(from, expression.OneOf(expression.Family, families))
 	}
 }

@@ -1,9 +1,13 @@
-package importer
+// Package vendors reads the configurations of the device plugins of AMD, Intel and Xilinx, and of the plugins
+// in a table, which need no or few entries.
+package vendors
 
 import (
 	"regexp"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/expression"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
@@ -14,7 +18,7 @@ type vendorPlugin struct {
 	families []string // the Chandler families that offer the same devices
 	runs     []string // names of the plugin's image, command or container
 	offers   string   // the resource names that need no entry, or ""
-	options  func(*importer) []option
+	options  func(*plugin.Import) []plugin.Option
 
 	entries []vendorEntry
 	remark  string // a note that pods get something else, or ""
@@ -28,13 +32,13 @@ var vendorPlugins = []vendorPlugin{
 	{
 		name: "AWS's Neuron device plugin", families: []string{"neuron"}, offers: "aws.amazon.com/neuron",
 		runs:    []string{"neuron-device-plugin", "k8s-neuron-device-plugin"},
-		entries: []vendorEntry{{"aws.amazon.com/neuroncore", all([]string{oneOf(familyAttribute, []string{"neuron"}), oneOf(text("function"), []string{"partition"})})}},
+		entries: []vendorEntry{{"aws.amazon.com/neuroncore", expression.All([]string{expression.OneOf(expression.Family, []string{"neuron"}), expression.OneOf(expression.Text("function"), []string{"partition"})})}},
 	},
 	{
 		name: "Habana's device plugin", families: []string{"gaudi"}, offers: "habana.ai/gaudi and habana.ai/goya",
 		runs: []string{"habanalabs-device-plugin", "habanalabs-k8s-device-plugin", "docker-k8s-device-plugin", "habanalabs-gaudi"},
-		options: func(*importer) []option {
-			return []option{{name: "dev_type", why: "the agent finds the model of each card"}}
+		options: func(*plugin.Import) []plugin.Option {
+			return []plugin.Option{{Name: "dev_type", Reason: "the agent finds the model of each card"}}
 		},
 	},
 	{
@@ -68,10 +72,10 @@ var vendorPlugins = []vendorPlugin{
 	{
 		name: "FuriosaAI's device plugin", families: []string{"furiosa"}, offers: "furiosa.ai/rngd and furiosa.ai/warboy",
 		runs: []string{"furiosa-device-plugin"},
-		options: func(*importer) []option {
-			return []option{
-				{name: "config-file", fate: fatePodChange, why: "not read: partitions of NPUs are not offered, and NPUs that the file disables need an entry of exclude"},
-				{name: "node-name", why: "the agent has flags of its own"},
+		options: func(*plugin.Import) []plugin.Option {
+			return []plugin.Option{
+				{Name: "config-file", Fate: plugin.FatePodChange, Reason: "not read: partitions of NPUs are not offered, and NPUs that the file disables need an entry of exclude"},
+				{Name: "node-name", Reason: "the agent has flags of its own"},
 			}
 		},
 	},
@@ -82,8 +86,8 @@ var vendorPlugins = []vendorPlugin{
 	{
 		name: "Qualcomm's Cloud AI device plugin", families: []string{"npu"}, offers: "qualcomm.com/qaic",
 		runs: []string{"qaic-device-plugin", "qaic-k8s-device-plugin", "cloud-ai-device-plugin", "cloud_ai_k8s_device_plugin"},
-		options: func(*importer) []option {
-			return []option{{name: "sku-names", env: "QAIC_SKU_BASED_RESOURCE_ENABLED", fate: fatePodChange, fine: []string{"false", "0"}, why: "not carried over: all cards are offered as qualcomm.com/qaic; name qaic-std, qaic-pro and qaic-ultra in entries of resources"}}
+		options: func(*plugin.Import) []plugin.Option {
+			return []plugin.Option{{Name: "sku-names", Variable: "QAIC_SKU_BASED_RESOURCE_ENABLED", Fate: plugin.FatePodChange, Harmless: []string{"false", "0"}, Reason: "not carried over: all cards are offered as qualcomm.com/qaic; name qaic-std, qaic-pro and qaic-ultra in entries of resources"}}
 		},
 	},
 	{
@@ -100,42 +104,42 @@ var vendorPlugins = []vendorPlugin{
 }
 
 // onloadInterfaces selects Onload with one device for each interface.
-var onloadInterfaces = all([]string{oneOf(familyAttribute, []string{"solarflare"}), oneOf(text("profile"), []string{"interface"})})
+var onloadInterfaces = expression.All([]string{expression.OneOf(expression.Family, []string{"solarflare"}), expression.OneOf(expression.Text("profile"), []string{"interface"})})
 
-func cxiOptions(im *importer) []option {
-	return []option{
-		{name: "pulse", why: "the agent checks the health of devices itself"},
-		{name: "enable-cdi", alone: true, fate: fatePodChange, fine: []string{"false"}, why: "not carried over: the plugin's CDI spec also gives /dev/xpmem to pods"},
-		{name: "virtual-devices", env: "CXI_VIRTUAL_DEVICES", do: func(v source.Value) {
+func cxiOptions(im *plugin.Import) []plugin.Option {
+	return []plugin.Option{
+		{Name: "pulse", Reason: "the agent checks the health of devices itself"},
+		{Name: "enable-cdi", NoValue: true, Fate: plugin.FatePodChange, Harmless: []string{"false"}, Reason: "not carried over: the plugin's CDI spec also gives /dev/xpmem to pods"},
+		{Name: "virtual-devices", Variable: "CXI_VIRTUAL_DEVICES", Read: func(v source.Value) {
 			n, ok := v.AsInteger()
 			switch {
 			case !ok || n < 0:
-				im.notePodChange(v, "is not a number of containers")
+				im.Notes.AddPodChange(v, "is not a number of containers")
 			case n > 1:
-				im.addSharing(v, oneOf(familyAttribute, []string{"slingshot"}), v1alpha1.Sharing{Replicas: n})
+				im.Config.AddSharing(v, expression.OneOf(expression.Family, []string{"slingshot"}), v1alpha1.Sharing{Replicas: n})
 			}
 		}},
 	}
 }
 
-func ascendOptions(im *importer) []option {
+func ascendOptions(im *plugin.Import) []plugin.Option {
 	const scheduler = "not carried over: the device plugin API of Kubernetes selects the NPUs, and Volcano does not"
-	options := []option{
-		{name: "volcanoType", alone: true, fate: fatePodChange, fine: []string{"false"}, why: scheduler},
-		{name: "presetVirtualDevice", alone: true, fate: fatePodChange, fine: []string{"true"}, why: "not carried over: no virtual NPUs are created"},
-		{name: "shareDevCount", do: func(v source.Value) {
+	options := []plugin.Option{
+		{Name: "volcanoType", NoValue: true, Fate: plugin.FatePodChange, Harmless: []string{"false"}, Reason: scheduler},
+		{Name: "presetVirtualDevice", NoValue: true, Fate: plugin.FatePodChange, Harmless: []string{"true"}, Reason: "not carried over: no virtual NPUs are created"},
+		{Name: "shareDevCount", Read: func(v source.Value) {
 			n, ok := v.AsInteger()
 			switch {
 			case !ok || n < 1:
-				im.notePodChange(v, "is not a number of containers")
+				im.Notes.AddPodChange(v, "is not a number of containers")
 			case n > 1:
-				im.addSharing(v, oneOf(familyAttribute, []string{"ascend"}), v1alpha1.Sharing{Replicas: n})
+				im.Config.AddSharing(v, expression.OneOf(expression.Family, []string{"ascend"}), v1alpha1.Sharing{Replicas: n})
 			}
 		}},
-		{name: "useAscendDocker", alone: true, fate: fatePodChange, fine: []string{"true"}, why: "containers get ASCEND_VISIBLE_DEVICES as well as the device nodes"},
+		{Name: "useAscendDocker", NoValue: true, Fate: plugin.FatePodChange, Harmless: []string{"true"}, Reason: "containers get ASCEND_VISIBLE_DEVICES as well as the device nodes"},
 	}
 	for _, name := range []string{"logFile", "logLevel", "maxAge", "maxBackups", "listWatchPeriod", "hotReset", "linkdownTimeout", "mode"} {
-		options = append(options, option{name: name, why: "the agent has flags of its own"})
+		options = append(options, plugin.Option{Name: name, Reason: "the agent has flags of its own"})
 	}
 	return options
 }
@@ -146,44 +150,44 @@ const vendorGroup = "device plugins of AWS Neuron, Habana, Solarflare, Google TP
 // neuron1 matches the first major version of the Neuron plugin.
 var neuron1 = regexp.MustCompile(`^v?1\.`)
 
-// newVendors returns the formats of the plugins in the table.
-func newVendors(im *importer) []*format {
-	var formats []*format
-	for _, plugin := range vendorPlugins {
-		var options []option
-		if plugin.options != nil {
-			options = plugin.options(im)
+// NewTable returns the formats of the plugins in the table.
+func NewTable(im *plugin.Import) []*plugin.Format {
+	var formats []*plugin.Format
+	for _, p := range vendorPlugins {
+		var options []plugin.Option
+		if p.options != nil {
+			options = p.options(im)
 		}
-		settings := newSettings(im, options)
-		formats = append(formats, &format{
-			name:     plugin.name,
-			group:    vendorGroup,
-			forms:    "DaemonSet, flags of Ascend",
-			families: plugin.families,
-			runs:     func(c container) bool { return c.names(plugin.runs...) },
-			container: func(c container) {
-				settings.flags(c)
-				plugin.read(im, c)
+		settings := plugin.NewSettings(im, options)
+		formats = append(formats, &plugin.Format{
+			Name:        p.name,
+			Group:       vendorGroup,
+			Forms:       "DaemonSet, flags of Ascend",
+			Families:    p.families,
+			IsContainer: func(c plugin.Container) bool { return c.HasName(p.runs...) },
+			ReadContainer: func(c plugin.Container) {
+				settings.ReadFlags(c)
+				p.read(im, c)
 			},
-			finish: settings.finishOptions,
+			Finish: settings.FinishOptions,
 		})
 	}
 	return formats
 }
 
 // read adds the entries for a container that runs the plugin.
-func (p *vendorPlugin) read(im *importer, c container) {
+func (p *vendorPlugin) read(im *plugin.Import, c plugin.Container) {
 	at := c.At("name").OrPlaceOf(c.Value)
 	if p.offers != "" {
-		im.noteRemark(at, "%s: offered without an entry in the configuration", p.offers)
+		im.Notes.AddRemark(at, "%s: offered without an entry in the configuration", p.offers)
 	}
 	for _, entry := range p.entries {
-		im.addResource(at, entry.resource, entry.cel)
+		im.Config.AddResource(at, entry.resource, entry.cel)
 	}
 	if p.remark != "" {
-		im.notePodChange(at, "%s", p.remark)
+		im.Notes.AddPodChange(at, "%s", p.remark)
 	}
-	if p.families[0] == "neuron" && neuron1.MatchString(imageVersion(c.image)) {
-		im.notePodChange(at, "aws.amazon.com/neurondevice of the first releases is not offered: request aws.amazon.com/neuron in its place, or name the devices by an entry of resources")
+	if p.families[0] == "neuron" && neuron1.MatchString(plugin.ImageVersion(c.Image)) {
+		im.Notes.AddPodChange(at, "aws.amazon.com/neurondevice of the first releases is not offered: request aws.amazon.com/neuron in its place, or name the devices by an entry of resources")
 	}
 }

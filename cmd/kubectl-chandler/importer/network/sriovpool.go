@@ -1,4 +1,4 @@
-package importer
+package network
 
 import (
 	"fmt"
@@ -7,12 +7,14 @@ import (
 	"strconv"
 	"strings"
 
+	"chandler.dev/cmd/kubectl-chandler/importer/expression"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 )
 
 // A pool collects the expressions of one set of selectors.
 type pool struct {
-	im   *importer
+	im   *plugin.Import
 	kind string // netdevice, accelerator, auxnetdevice
 	cel  []string
 
@@ -30,57 +32,57 @@ func (p *pool) selectorOf(v source.Value) (string, bool) {
 		}
 		switch name {
 		case "vendors":
-			p.addOneOf(text("pciVendor"), pciIDs(field))
+			p.addOneOf(expression.Text("pciVendor"), pciIDs(field))
 		case "devices":
-			p.addOneOf(text("pciDevice"), pciIDs(field))
+			p.addOneOf(expression.Text("pciDevice"), pciIDs(field))
 		case "drivers":
-			p.addOneOf(text("driver"), field.ListTexts())
+			p.addOneOf(expression.Text("driver"), field.ListTexts())
 		case "pciAddresses":
-			p.addOneOf(busID, lowerAll(field.ListTexts()))
+			p.addOneOf(expression.BusID, lowerAll(field.ListTexts()))
 		case "acpiIndexes":
 			complete = p.addNumbers("acpiIndex", field) && complete
 		case "auxTypes":
 			complete = p.addAuxiliary(field) && complete
 		case "pfNames":
-			complete = p.addParts(text("pfName"), field) && complete
+			complete = p.addParts(expression.Text("pfName"), field) && complete
 		case "rootDevices":
-			complete = p.addParts(text("pfPCIBusID"), field) && complete
+			complete = p.addParts(expression.Text("pfPCIBusID"), field) && complete
 		case "linkTypes":
-			p.addOneOf(text("linkLayer"), linkLayers(field))
+			p.addOneOf(expression.Text("linkLayer"), linkLayers(field))
 		case "pKeys":
-			p.addOneOf(text("pKey"), lowerAll(field.ListTexts()))
+			p.addOneOf(expression.Text("pKey"), lowerAll(field.ListTexts()))
 		case "vdpaType":
-			p.addOneOf(text("vdpaType"), field.ListTexts())
+			p.addOneOf(expression.Text("vdpaType"), field.ListTexts())
 		case "isRdma", "needVhostNet":
 			// functions reads isRdma, and sriovdp.readSettings reads needVhostNet.
 		case "ddpProfiles":
 			profiles, complete = field, false
 		default:
-			p.im.noteUnknown(field)
+			p.im.Notes.AddUnknownField(field)
 		}
 	}
 	if profiles.IsPresent() {
-		p.im.notePodChange(profiles, "the kernel has no file with the profile that an adapter has loaded, so the pool is left out; the other selectors are: %s", bindDomain(all(p.cel)))
+		p.im.Notes.AddPodChange(profiles, "the kernel has no file with the profile that an adapter has loaded, so the pool is left out; the other selectors are: %s", expression.BindDomain(expression.All(p.cel)))
 	}
-	return all(p.cel), complete
+	return expression.All(p.cel), complete
 }
 
 // startExpression begins an expression with the families whose devices the plugin would consider.
 func (p *pool) startExpression(v source.Value) {
 	if p.kind == "accelerator" {
-		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")", attributes+`?pciClass.orValue("12").startsWith("12")`)
+		p.cel = append(p.cel, expression.Text("pciVendor")+` != ""`, "!("+expression.OneOf(expression.Kind, []string{"nic"})+")", expression.Attributes+`?pciClass.orValue("12").startsWith("12")`)
 		p.noteAccelerators(v)
 		return
 	}
 	// The plugin skips interfaces that carry a default route of the host.
-	const route = "!" + attributes + "?defaultRoute.orValue(false)"
+	const route = "!" + expression.Attributes + "?defaultRoute.orValue(false)"
 	if v.At("isRdma").IsTrue() {
-		p.cel = append(p.cel, oneOf(familyAttribute, []string{"rdma"}), route)
+		p.cel = append(p.cel, expression.OneOf(expression.Family, []string{"rdma"}), route)
 		return
 	}
-	nic := oneOf(kindAttribute, []string{"nic"})
+	nic := expression.OneOf(expression.Kind, []string{"nic"})
 	if slices.ContainsFunc(v.At("drivers").ListTexts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
-		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // also matches a physical function under vfio
+		nic = expression.AnyOf([]string{nic, expression.Text("pciClass") + `.startsWith("02")`}) // also matches a physical function under vfio
 	}
 	p.cel = append(p.cel, nic, route)
 }
@@ -90,7 +92,7 @@ func (p *pool) startExpression(v source.Value) {
 func (p *pool) noteAccelerators(v source.Value) {
 	drivers := v.At("drivers").ListTexts()
 	if len(drivers) == 0 || slices.ContainsFunc(drivers, func(driver string) bool { return !strings.Contains(driver, "vfio") }) {
-		p.im.notePodChange(v.At("drivers").OrPlaceOf(v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
+		p.im.Notes.AddPodChange(v.At("drivers").OrPlaceOf(v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
 	}
 }
 
@@ -98,7 +100,7 @@ func (p *pool) addOneOf(attribute string, values []string) {
 	if len(values) == 0 {
 		return
 	}
-	p.cel = append(p.cel, oneOf(attribute, values))
+	p.cel = append(p.cel, expression.OneOf(attribute, values))
 	if p.chosen == nil {
 		p.chosen = make(map[string][]string)
 	}
@@ -111,22 +113,22 @@ func (p *pool) addNumbers(name string, v source.Value) bool {
 	for _, text := range v.ListTexts() {
 		n, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
-			p.im.notePodChange(v, "is not a list of numbers, so the pool is left out")
+			p.im.Notes.AddPodChange(v, "is not a list of numbers, so the pool is left out")
 			return false
 		}
 		numbers = append(numbers, strconv.FormatUint(n, 10))
 	}
-	p.cel = append(p.cel, optionalInteger(name)+" in ["+strings.Join(numbers, ", ")+"]")
+	p.cel = append(p.cel, expression.OptionalInteger(name)+" in ["+strings.Join(numbers, ", ")+"]")
 	return true
 }
 
 // addAuxiliary selects sub-functions, the only auxiliary devices that the plugin supports.
 func (p *pool) addAuxiliary(v source.Value) bool {
 	if slices.ContainsFunc(v.ListTexts(), func(text string) bool { return text != "sf" }) {
-		p.im.notePodChange(v, "of auxiliary devices only sub-functions (sf) are known, so the pool is left out")
+		p.im.Notes.AddPodChange(v, "of auxiliary devices only sub-functions (sf) are known, so the pool is left out")
 		return false
 	}
-	p.cel = append(p.cel, oneOf(text("function"), []string{"partition"}))
+	p.cel = append(p.cel, expression.OneOf(expression.Text("function"), []string{"partition"}))
 	return true
 }
 
@@ -145,20 +147,20 @@ func (p *pool) addParts(attribute string, v source.Value) bool {
 	for _, said := range v.ListTexts() {
 		m := part.FindStringSubmatch(strings.ReplaceAll(said, " ", ""))
 		if m == nil {
-			p.im.notePodChange(v, "%q is not a name with numbers after #, so the pool is left out", said)
+			p.im.Notes.AddPodChange(v, "%q is not a name with numbers after #, so the pool is left out", said)
 			return false
 		}
 		if m[2] == "" {
 			whole = append(whole, m[1])
 			continue
 		}
-		parts = append(parts, all([]string{oneOf(attribute, m[1:2]), indexExpression(optionalInteger(index), m[2])}))
+		parts = append(parts, expression.All([]string{expression.OneOf(attribute, m[1:2]), indexExpression(expression.OptionalInteger(index), m[2])}))
 	}
 	if len(whole) > 0 {
-		parts = append([]string{oneOf(attribute, whole)}, parts...)
+		parts = append([]string{expression.OneOf(attribute, whole)}, parts...)
 	}
 	if len(parts) > 0 {
-		p.cel = append(p.cel, anyOf(parts))
+		p.cel = append(p.cel, expression.AnyOf(parts))
 	}
 	return true
 }
@@ -177,7 +179,7 @@ func indexExpression(attribute, said string) string {
 	if len(single) > 0 {
 		any = append([]string{attribute + " in [" + strings.Join(single, ", ") + "]"}, any...)
 	}
-	return anyOf(any)
+	return expression.AnyOf(any)
 }
 
 // plainNumber returns digits in CEL's number syntax.

@@ -1,4 +1,4 @@
-package importer
+package dra
 
 import (
 	"cmp"
@@ -20,7 +20,7 @@ func newParameters() *v1alpha1.ClaimParameters {
 
 // parameters translates the parameters of an entry of config. The result is nil if nothing of them
 // has a counterpart.
-func (t *draObject) parameters(d *replaced.Driver, config source.Value) *v1alpha1.ClaimParameters {
+func (t *objectTranslation) parameters(d *replaced.Driver, config source.Value) *v1alpha1.ClaimParameters {
 	v := config.At("opaque", "parameters")
 	out := newParameters()
 	switch kind := v.At("kind").Text(); {
@@ -29,22 +29,22 @@ func (t *draObject) parameters(d *replaced.Driver, config source.Value) *v1alpha
 	case d.Name == "dra.net":
 		t.network(v, out)
 	case kind == "GpuConfig":
-		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
+		t.im.Notes.AddUnknownExcept(v, "apiVersion", "kind", "sharing")
 		t.sharing(v.At("sharing"), out, config)
 	case kind == "MigDeviceConfig":
-		t.im.unknownExcept(v, "apiVersion", "kind", "sharing")
+		t.im.Notes.AddUnknownExcept(v, "apiVersion", "kind", "sharing")
 		t.migSharing(v.At("sharing"))
 	case kind == "VfioDeviceConfig":
-		t.im.unknownExcept(v, "apiVersion", "kind", "iommu")
+		t.im.Notes.AddUnknownExcept(v, "apiVersion", "kind", "iommu")
 		if iommu := v.At("iommu"); !iommu.IsNull() {
-			t.im.notePodChange(iommu, "has no counterpart: the VFIO nodes of the device are those of the host's kernel")
+			t.im.Notes.AddPodChange(iommu, "has no counterpart: the VFIO nodes of the device are those of the host's kernel")
 		}
-		t.im.noteRemark(v, "the administrator must allow passthrough of these devices, as the page on VFIO passthrough describes")
+		t.im.Notes.AddRemark(v, "the administrator must allow passthrough of these devices, as the page on VFIO passthrough describes")
 		out.Driver = v1alpha1.DriverVFIO
 	case kind == "NeuronConfig":
-		t.im.notePodChange(v, "has no counterpart: set the environment variable NEURON_LOGICAL_NC_CONFIG in the pod")
+		t.im.Notes.AddPodChange(v, "has no counterpart: set the environment variable NEURON_LOGICAL_NC_CONFIG in the pod")
 	default:
-		t.im.notePodChange(v, "has no counterpart: the parameters of %s are unknown", d.Name)
+		t.im.Notes.AddPodChange(v, "has no counterpart: the parameters of %s are unknown", d.Name)
 	}
 	if reflect.DeepEqual(out, newParameters()) {
 		return nil
@@ -56,48 +56,48 @@ func (t *draObject) parameters(d *replaced.Driver, config source.Value) *v1alpha
 var timeSlices = []string{"Default", "Short", "Medium", "Long"}
 
 // sharing translates the sharing of whole NVIDIA GPUs among the containers of a claim.
-func (t *draObject) sharing(v source.Value, out *v1alpha1.ClaimParameters, config source.Value) {
+func (t *objectTranslation) sharing(v source.Value, out *v1alpha1.ClaimParameters, config source.Value) {
 	strategy := v.At("strategy")
 	if v.IsNull() {
 		return
 	}
-	t.im.unknownExcept(v, "strategy", "timeSlicingConfig", "mpsConfig")
+	t.im.Notes.AddUnknownExcept(v, "strategy", "timeSlicingConfig", "mpsConfig")
 	requests := len(config.At("requests").ListItems())
 	if requests == 0 {
 		requests = t.total
 	}
 	if requests > 1 {
-		t.im.notePodChange(strategy, "is not carried over: only one request of a claim can have this parameter")
+		t.im.Notes.AddPodChange(strategy, "is not carried over: only one request of a claim can have this parameter")
 		return
 	}
 	const allow = "the administrator must allow this parameter, as the page on NVIDIA describes"
 	switch strategy.Text() {
 	case "TimeSlicing":
-		t.im.unknownExcept(v.At("timeSlicingConfig"), "interval")
+		t.im.Notes.AddUnknownExcept(v.At("timeSlicingConfig"), "interval")
 		interval := cmp.Or(v.At("timeSlicingConfig", "interval").Text(), "Default")
 		if !slices.Contains(timeSlices, interval) {
-			t.im.notePodChange(v.At("timeSlicingConfig", "interval"), "is not a time slice")
+			t.im.Notes.AddPodChange(v.At("timeSlicingConfig", "interval"), "is not a time slice")
 			return
 		}
 		out.TimeSlice = v1alpha1.TimeSlice(interval)
-		t.im.noteRemark(strategy, allow)
+		t.im.Notes.AddRemark(strategy, allow)
 	case "MPS":
 		out.MPS = &v1alpha1.MPSParameters{}
 		t.mps(v.At("mpsConfig"), out)
-		t.im.noteRemark(strategy, allow)
+		t.im.Notes.AddRemark(strategy, allow)
 	default:
-		t.im.notePodChange(strategy, "has no counterpart")
+		t.im.Notes.AddPodChange(strategy, "has no counterpart")
 	}
 }
 
 // mps translates the limits of an MPS daemon.
-func (t *draObject) mps(v source.Value, out *v1alpha1.ClaimParameters) {
+func (t *objectTranslation) mps(v source.Value, out *v1alpha1.ClaimParameters) {
 	for name, field := range v.Fields() {
 		switch name {
 		case "defaultActiveThreadPercentage":
 			n, ok := field.AsInteger()
 			if !ok || n < 1 || n > 100 {
-				t.im.notePodChange(field, "is not a percentage from 1 to 100, and is not carried over")
+				t.im.Notes.AddPodChange(field, "is not a percentage from 1 to 100, and is not carried over")
 				continue
 			}
 			out.ComputePercentage = &n
@@ -105,43 +105,43 @@ func (t *draObject) mps(v source.Value, out *v1alpha1.ClaimParameters) {
 			quantity, err := resource.ParseQuantity(field.Text())
 			mebibytes := int(quantity.Value() >> 20)
 			if err != nil || mebibytes < 1 {
-				t.im.notePodChange(field, "is not an amount of at least 1Mi, and is not carried over")
+				t.im.Notes.AddPodChange(field, "is not an amount of at least 1Mi, and is not carried over")
 				continue
 			}
 			if quantity.Value()&(1<<20-1) != 0 {
-				t.im.notePodChange(field, "is rounded down to %dMi", mebibytes)
+				t.im.Notes.AddPodChange(field, "is rounded down to %dMi", mebibytes)
 			}
 			out.MPS.MemoryMiB = &mebibytes
 		case "defaultPerDevicePinnedMemoryLimit":
-			t.im.notePodChange(field, "has no counterpart: the memory limit is the same for all GPUs of a claim")
+			t.im.Notes.AddPodChange(field, "has no counterpart: the memory limit is the same for all GPUs of a claim")
 		case "multiUser":
 			if field.IsTrue() {
-				t.im.notePodChange(field, "has no counterpart")
+				t.im.Notes.AddPodChange(field, "has no counterpart")
 			}
 		default:
-			t.im.noteUnknown(field)
+			t.im.Notes.AddUnknownField(field)
 		}
 	}
 }
 
 // migSharing notes the sharing of MIG devices. The containers of a claim use a MIG device in turns
 // without any parameter.
-func (t *draObject) migSharing(v source.Value) {
-	t.im.unknownExcept(v, "strategy", "mpsConfig")
+func (t *objectTranslation) migSharing(v source.Value) {
+	t.im.Notes.AddUnknownExcept(v, "strategy", "mpsConfig")
 	switch strategy := v.At("strategy"); strategy.Text() {
 	case "":
 	case "TimeSlicing":
-		t.im.noteRemark(strategy, "needs no parameter: the containers of a claim use its MIG device in turns")
+		t.im.Notes.AddRemark(strategy, "needs no parameter: the containers of a claim use its MIG device in turns")
 	default:
-		t.im.notePodChange(strategy, "has no counterpart for MIG devices: an MPS daemon needs whole GPUs")
+		t.im.Notes.AddPodChange(strategy, "has no counterpart for MIG devices: an MPS daemon needs whole GPUs")
 	}
 }
 
 // network translates the network configuration of dra.net.
-func (t *draObject) network(v source.Value, out *v1alpha1.ClaimParameters) {
+func (t *objectTranslation) network(v source.Value, out *v1alpha1.ClaimParameters) {
 	for name, field := range v.Fields() {
 		if name != "interface" {
-			t.im.notePodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
+			t.im.Notes.AddPodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
 			continue
 		}
 		for name, field := range field.Fields() {
@@ -149,7 +149,7 @@ func (t *draObject) network(v source.Value, out *v1alpha1.ClaimParameters) {
 				out.InterfaceName = field.Text()
 				continue
 			}
-			t.im.notePodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
+			t.im.Notes.AddPodChange(field, "has no counterpart: Chandler moves the interface into the pod and sets its name only")
 		}
 	}
 }

@@ -1,4 +1,6 @@
-package importer
+// Package network reads the configurations of the device plugins for network adapters: the SR-IOV network
+// device plugin and the shared RDMA device plugin.
+package network
 
 import (
 	"cmp"
@@ -8,6 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/expression"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
@@ -15,40 +19,47 @@ import (
 // sriovdp reads configurations of the SR-IOV network device plugin (README.md and pkg/types in
 // k8snetworkplumbingwg/sriov-network-device-plugin v3.9).
 type sriovdp struct {
-	im       *importer
-	settings *settings
+	im       *plugin.Import
+	settings *plugin.Settings
+	shared   *Adapters
 	pools    []source.Value // of all files
 	policies []source.Value // SriovNetworkNodePolicies
 	operator []source.Value // the pools of the operator's ConfigMap
 	ran      bool           // a container runs the plugin, and its flags set the prefix
 }
 
-func newSRIOV(im *importer) *format {
-	s := &sriovdp{im: im}
-	s.settings = newSettings(im, []option{
-		{name: "resource-prefix", fate: fateCarried},
-		{name: "config-file", fine: []string{"/etc/pcidp/config.json"}, why: "import that file too, if it is not among the files"},
-		{name: "use-cdi", alone: true, fine: []string{"false"}, why: "containers get the same device nodes without it"},
+// NewFormats returns the formats of the plugins for network adapters. shared is the same for all
+// formats of one import.
+func NewFormats(im *plugin.Import, shared *Adapters) []*plugin.Format {
+	return []*plugin.Format{newSRIOV(im, shared), newRDMAShared(im, shared)}
+}
+
+func newSRIOV(im *plugin.Import, shared *Adapters) *plugin.Format {
+	s := &sriovdp{im: im, shared: shared}
+	s.settings = plugin.NewSettings(im, []plugin.Option{
+		{Name: "resource-prefix", Fate: plugin.FateCarried},
+		{Name: "config-file", Harmless: []string{"/etc/pcidp/config.json"}, Reason: "import that file too, if it is not among the files"},
+		{Name: "use-cdi", NoValue: true, Harmless: []string{"false"}, Reason: "containers get the same device nodes without it"},
 	})
-	return &format{
-		name:         "the SR-IOV network device plugin",
-		forms:        "config.json alone, in a ConfigMap or a NicClusterPolicy, flags, DaemonSet, Helm values, SriovNetworkNodePolicy",
-		families:     []string{"sriovnet", "rdma", "vfio"},
-		alternatives: true,
-		needs:        true,
-		is:           s.is,
-		read:         s.read,
-		runs:         s.runsPlugin,
-		container: func(c container) {
+	return &plugin.Format{
+		Name:          "the SR-IOV network device plugin",
+		Forms:         "config.json alone, in a ConfigMap or a NicClusterPolicy, flags, DaemonSet, Helm values, SriovNetworkNodePolicy",
+		Families:      []string{"sriovnet", "rdma", "vfio"},
+		Alternatives:  true,
+		NeedsDocument: true,
+		IsDocument:    s.is,
+		ReadDocument:  s.read,
+		IsContainer:   s.runsPlugin,
+		ReadContainer: func(c plugin.Container) {
 			s.ran = true
-			s.settings.flags(c)
+			s.settings.ReadFlags(c)
 		},
-		finish: s.finishSettings,
+		Finish: s.finishSettings,
 	}
 }
 
-func (s *sriovdp) runsPlugin(c container) bool {
-	return c.names("sriov-network-device-plugin", "sriov-device-plugin", "sriovdp", "sriov-dp") || c.image == "" && c.hasFlag("resource-prefix")
+func (s *sriovdp) runsPlugin(c plugin.Container) bool {
+	return c.HasName("sriov-network-device-plugin", "sriov-device-plugin", "sriovdp", "sriov-dp") || c.Image == "" && c.HasFlag("resource-prefix")
 }
 
 func (s *sriovdp) is(v source.Value) bool {
@@ -79,15 +90,14 @@ func (s *sriovdp) read(v source.Value) {
 		return
 	}
 	if isOperatorValues(v) {
-		is := func(o *option) bool { return o.name == "resource-prefix" }
-		s.settings.put(s.settings.find(is), v.At("operator", "resourcePrefix"), inFile)
-		s.im.onlyRead(v, []string{v.At("operator", "resourcePrefix").Path})
+		s.settings.Put(s.settings.FindFlag("resource-prefix"), v.At("operator", "resourcePrefix"), plugin.InFile)
+		s.im.Notes.AddOnlyRead(v, []string{v.At("operator", "resourcePrefix").Path})
 		return
 	}
 	v = v.RespellFields("resourceList")
-	s.im.unknownExcept(v, "resourceList")
+	s.im.Notes.AddUnknownExcept(v, "resourceList")
 	pools := v.At("resourceList").ListItems()
-	if s.im.configMapName == operatorConfig {
+	if s.im.ConfigMapName == operatorConfig {
 		s.operator = append(s.operator, pools...)
 		return
 	}
@@ -111,7 +121,7 @@ func (s *sriovdp) section(v source.Value) {
 }
 
 func (s *sriovdp) finishSettings() {
-	s.settings.finishOptions()
+	s.settings.FinishOptions()
 	for _, policy := range s.policies {
 		s.nodePolicy(policy)
 	}
@@ -173,16 +183,16 @@ func spelledPool(v source.Value) source.Value {
 // operator does not start the plugin or the prefix is set elsewhere.
 func (s *sriovdp) readPool(v source.Value, operator string) {
 	v = spelledPool(v)
-	prefix := cmp.Or(v.At("resourcePrefix").Text(), s.settings.get("resource-prefix").Text())
+	prefix := cmp.Or(v.At("resourcePrefix").Text(), s.settings.Get("resource-prefix").Text())
 	if prefix == "" && operator != "" {
-		s.im.noteRemark(v.At("resourceName"), ofOperator, operator)
+		s.im.Notes.AddRemark(v.At("resourceName"), ofOperator, operator)
 	}
 	prefix = cmp.Or(prefix, operator, poolDefault)
 	name := prefix + "/" + v.At("resourceName").Text()
-	s.im.unknownExcept(v, poolFields...)
+	s.im.Notes.AddUnknownExcept(v, poolFields...)
 	kind := strings.ToLower(v.At("deviceType").Text())
 	if devices := v.At("rootDevices"); devices.IsPresent() && v.Has("selectors") {
-		s.im.noteRemark(devices, "the plugin does not read it any more beside selectors, since release 3.0")
+		s.im.Notes.AddRemark(devices, "the plugin does not read it any more beside selectors, since release 3.0")
 	}
 	v = convertPool(v, kind)
 	var sets []string
@@ -193,8 +203,8 @@ func (s *sriovdp) readPool(v source.Value, operator string) {
 		cel, ok := p.selectorOf(set)
 		sets = append(sets, cel)
 		whole = whole && ok
-		if slices.ContainsFunc(s.im.shared, func(shared map[string][]string) bool { return !areDisjoint(shared, p.chosen) }) {
-			s.im.notePodChange(v.At("resourceName"), "an adapter that a pool of the shared RDMA plugin selects too is in that pool only, where the plugins offer it twice")
+		if s.shared.overlap(p.chosen) {
+			s.im.Notes.AddPodChange(v.At("resourceName"), "an adapter that a pool of the shared RDMA plugin selects too is in that pool only, where the plugins offer it twice")
 		}
 	}
 	if len(sets) == 0 {
@@ -205,7 +215,7 @@ func (s *sriovdp) readPool(v source.Value, operator string) {
 	if !whole {
 		return // already noted
 	}
-	s.im.addPool(v, name, anyOf(slices.Compact(sets)), said)
+	s.im.Config.AddPool(v, name, expression.AnyOf(slices.Compact(sets)), said)
 }
 
 // readSettings reads the fields of a pool beside its selectors. The plugin adds the vhost-net nodes
@@ -229,7 +239,7 @@ func (s *sriovdp) readSettings(v source.Value) *v1alpha1.SRIOVPool {
 	i := slices.IndexFunc(sets, needs)
 	out.NeedVhostNet = i >= 0
 	if i >= 0 && slices.ContainsFunc(sets, func(set source.Value) bool { return !needs(set) }) {
-		s.im.notePodChange(sets[i].At("needVhostNet"), "all devices of the pool come with /dev/vhost-net and /dev/net/tun, also those of its other selectors")
+		s.im.Notes.AddPodChange(sets[i].At("needVhostNet"), "all devices of the pool come with /dev/vhost-net and /dev/net/tun, also those of its other selectors")
 	}
 	return out
 }
@@ -274,33 +284,33 @@ func convertPool(v source.Value, kind string) source.Value {
 
 // nodePolicy reads a SriovNetworkNodePolicy, which the SR-IOV network operator converts to a pool.
 func (s *sriovdp) nodePolicy(v source.Value) {
-	prefix := cmp.Or(s.settings.get("resource-prefix").Text(), operatorDefault)
+	prefix := cmp.Or(s.settings.Get("resource-prefix").Text(), operatorDefault)
 	p, said := &pool{im: s.im}, &v1alpha1.SRIOVPool{}
-	p.cel = []string{oneOf(kindAttribute, []string{"nic"})}
+	p.cel = []string{expression.OneOf(expression.Kind, []string{"nic"})}
 	if v.At("isRdma").IsTrue() {
-		p.cel = []string{oneOf(familyAttribute, []string{"rdma"})}
+		p.cel = []string{expression.OneOf(expression.Family, []string{"rdma"})}
 	}
 	nic := v.At("nicSelector")
-	p.addOneOf(text("pciVendor"), pciIDs(nic.At("vendor")))
+	p.addOneOf(expression.Text("pciVendor"), pciIDs(nic.At("vendor")))
 	if id := nic.At("deviceID"); id.Text() != "" {
-		s.im.noteRemark(id, "is the ID of the physical functions, and is not used: rootDevices or pfNames select the virtual functions")
+		s.im.Notes.AddRemark(id, "is the ID of the physical functions, and is not used: rootDevices or pfNames select the virtual functions")
 	}
-	ok := p.addParts(text("pfName"), nic.At("pfNames"))
-	ok = p.addParts(text("pfPCIBusID"), nic.At("rootDevices")) && ok
-	s.im.unknownExcept(nic, "vendor", "deviceID", "pfNames", "rootDevices", "netFilter")
+	ok := p.addParts(expression.Text("pfName"), nic.At("pfNames"))
+	ok = p.addParts(expression.Text("pfPCIBusID"), nic.At("rootDevices")) && ok
+	s.im.Notes.AddUnknownExcept(nic, "vendor", "deviceID", "pfNames", "rootDevices", "netFilter")
 	if filter := nic.At("netFilter"); filter.Text() != "" {
-		s.im.notePodChange(filter, "networks of clouds are not known, so the pool is left out")
+		s.im.Notes.AddPodChange(filter, "networks of clouds are not known, so the pool is left out")
 		ok = false
 	}
 	switch kind := v.At("deviceType"); kind.Text() {
 	case "vfio-pci":
-		p.addOneOf(text("driver"), []string{"vfio-pci"})
+		p.addOneOf(expression.Text("driver"), []string{"vfio-pci"})
 	case "", "netdevice":
 	default:
-		s.im.notePodChange(kind, "is not known")
+		s.im.Notes.AddPodChange(kind, "is not known")
 	}
 	if vdpa := v.At("vdpaType"); vdpa.Text() != "" {
-		p.addOneOf(text("vdpaType"), []string{strings.TrimPrefix(vdpa.Text(), "vdpa/")})
+		p.addOneOf(expression.Text("vdpaType"), []string{strings.TrimPrefix(vdpa.Text(), "vdpa/")})
 	}
 	said.NeedVhostNet = v.At("needVhostNet").IsTrue()
 	said.ExcludeTopology = v.At("excludeTopology").IsTrue()
@@ -312,14 +322,14 @@ func (s *sriovdp) nodePolicy(v source.Value) {
 	}
 	for _, name := range []string{"numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge"} {
 		if field := v.At(name); !field.IsNull() {
-			s.im.noteRemark(field, "is about making functions: see chandler provision, or keep the operator for it")
+			s.im.Notes.AddRemark(field, "is about making functions: see chandler provision, or keep the operator for it")
 		}
 	}
-	s.im.unknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
+	s.im.Notes.AddUnknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
 	if ok {
-		s.im.addPool(v, prefix+"/"+v.At("resourceName").Text(), all(p.cel), said)
-		if !s.settings.get("resource-prefix").IsPresent() {
-			s.im.noteRemark(v.At("resourceName"), ofOperator, prefix)
+		s.im.Config.AddPool(v, prefix+"/"+v.At("resourceName").Text(), expression.All(p.cel), said)
+		if !s.settings.Get("resource-prefix").IsPresent() {
+			s.im.Notes.AddRemark(v.At("resourceName"), ofOperator, prefix)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package importer
+package hostdevices
 
 import (
 	"cmp"
@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/kubectl-chandler/importer/expression"
+	"chandler.dev/cmd/kubectl-chandler/importer/plugin"
 	"chandler.dev/cmd/kubectl-chandler/importer/source"
 	"chandler.dev/cmd/kubectl-chandler/importer/yamlnode"
 )
@@ -18,25 +20,26 @@ import (
 // (docs/devel/host-devices-and-device-plugins.md in kubevirt/kubevirt, and the HyperConverged
 // object of kubevirt/hyperconverged-cluster-operator).
 type kubevirt struct {
-	im    *importer
+	im    *plugin.Import
 	leave []source.Value // the resources that KubeVirt must leave to the agent
 	kind  string         // of the object with these resources
 	first source.Value   // the first value that was read
 }
 
-func newKubeVirt(im *importer) *format {
+// NewKubeVirt returns the format of KubeVirt.
+func NewKubeVirt(im *plugin.Import) *plugin.Format {
 	k := &kubevirt{im: im}
-	return &format{
-		name:     "KubeVirt",
-		forms:    "permittedHostDevices, alone or in a KubeVirt or HyperConverged object",
-		families: []string{"hypervisor", "paths", "vfio"},
-		is:       func(v source.Value) bool { return k.permittedDevices(v).IsPresent() },
-		read:     k.read,
-		runs:     func(c container) bool { return c.names("virt-handler") },
-		container: func(c container) {
+	return &plugin.Format{
+		Name:         "KubeVirt",
+		Forms:        "permittedHostDevices, alone or in a KubeVirt or HyperConverged object",
+		Families:     []string{"hypervisor", "paths", "vfio"},
+		IsDocument:   func(v source.Value) bool { return k.permittedDevices(v).IsPresent() },
+		ReadDocument: k.read,
+		IsContainer:  func(c plugin.Container) bool { return c.HasName("virt-handler") },
+		ReadContainer: func(c plugin.Container) {
 			k.rememberFirst(c.Value)
 		},
-		finish: k.finishSettings,
+		Finish: k.finishSettings,
 	}
 }
 
@@ -58,7 +61,7 @@ func (k *kubevirt) finishSettings() {
 	if k.first.IsPresent() {
 		at := k.first.WithText("")
 		at.Path, at.Nodes = "", ownNodes
-		k.im.addExclude(at, oneOf(familyAttribute, []string{"hypervisor"}))
+		k.im.Config.AddExclude(at, expression.OneOf(expression.Family, []string{"hypervisor"}))
 	}
 	var names []string
 	for _, v := range k.leave {
@@ -67,7 +70,7 @@ func (k *kubevirt) finishSettings() {
 	if len(names) > 0 {
 		at := k.leave[0]
 		at.Path, at.Node = "permittedHostDevices", yamlnode.NewScalar("", at.Node.Line)
-		k.im.noteRemark(at, "set externalResourceProvider: true in the %s object, so that KubeVirt leaves these to the agent: %s", k.kind, strings.Join(names, ", "))
+		k.im.Notes.AddRemark(at, "set externalResourceProvider: true in the %s object, so that KubeVirt leaves these to the agent: %s", k.kind, strings.Join(names, ", "))
 	}
 }
 
@@ -111,7 +114,7 @@ func (k *kubevirt) read(v source.Value) {
 		k.addUSB(device)
 	}
 	if list.Path != v.At("spec").Path || list.Path == "" {
-		k.im.unknownExcept(list, "pciHostDevices", "mediatedDevices", "usb", "usbHostDevices", "mediatedDevicesTypes")
+		k.im.Notes.AddUnknownExcept(list, "pciHostDevices", "mediatedDevices", "usb", "usbHostDevices", "mediatedDevicesTypes")
 	}
 	if v.At("kind").IsPresent() {
 		k.noteRest(v, list)
@@ -132,20 +135,20 @@ func (k *kubevirt) noteRest(v, list source.Value) {
 				rest = append(rest, field.FieldsExcept("workload")...)
 				rest = append(rest, field.At("workload").FieldsExcept("nodeSelector", "affinity")...)
 			case name == "mediatedDevicesConfiguration":
-				k.im.noteRemark(field, "KubeVirt makes these vGPUs as before")
+				k.im.Notes.AddRemark(field, "KubeVirt makes these vGPUs as before")
 			case !slices.Contains([]string{"configuration", "virtualization", "deployment"}, name) && field.Path != list.Path:
 				rest = append(rest, field)
 			}
 		}
 	}
-	k.im.noteOthers(v, rest)
+	k.im.NoteUnread(v, rest)
 }
 
 // common reports whether an entry is imported.
 func (k *kubevirt) common(v source.Value, known ...string) bool {
-	k.im.unknownExcept(v, append(known, "resourceName", "externalResourceProvider", "disabled")...)
+	k.im.Notes.AddUnknownExcept(v, append(known, "resourceName", "externalResourceProvider", "disabled")...)
 	if disabled := v.At("disabled"); disabled.IsTrue() {
-		k.im.noteRemark(disabled, "%s is not offered", v.At("resourceName").Text())
+		k.im.Notes.AddRemark(disabled, "%s is not offered", v.At("resourceName").Text())
 		return false
 	}
 	return true
@@ -174,22 +177,22 @@ func (k *kubevirt) addPCI(v source.Value) {
 	}
 	m := vendorSelector.FindStringSubmatch(selector.Text())
 	if m == nil {
-		k.im.notePodChange(selector.OrPlaceOf(v), "is not a vendor and device ID, such as 10DE:1EB8")
+		k.im.Notes.AddPodChange(selector.OrPlaceOf(v), "is not a vendor and device ID, such as 10DE:1EB8")
 		return
 	}
 	cel := []string{
-		oneOf(text("pciVendor"), lowerAll(m[1:2])),
-		oneOf(text("pciDevice"), lowerAll(m[2:3])),
-		text("driver") + vfio,
+		expression.OneOf(expression.Text("pciVendor"), []string{strings.ToLower(m[1])}),
+		expression.OneOf(expression.Text("pciDevice"), []string{strings.ToLower(m[2])}),
+		expression.Text("driver") + vfio,
 	}
 	name := v.At("resourceName").Text()
 	if strings.HasPrefix(name, "nvidia.com/") && !v.At("externalResourceProvider").IsTrue() {
-		k.im.noteRemark(v.At("resourceName"), "the IDs of its devices become PCI addresses, as in the NVIDIA KubeVirt plugin, where KubeVirt itself uses IOMMU groups; running pods keep their devices")
+		k.im.Notes.AddRemark(v.At("resourceName"), "the IDs of its devices become PCI addresses, as in the NVIDIA KubeVirt plugin, where KubeVirt itself uses IOMMU groups; running pods keep their devices")
 	}
 	if strings.EqualFold(m[1], "10de") { // a virtual function with a vGPU type uses NVIDIA's own driver
-		cel[2] = anyOf([]string{cel[2], oneOf(familyAttribute, []string{"vfio"})})
+		cel[2] = expression.AnyOf([]string{cel[2], expression.OneOf(expression.Family, []string{"vfio"})})
 	}
-	k.addOffered(v, k.im.addResource(v, name, all(cel)))
+	k.addOffered(v, k.im.Config.AddResource(v, name, expression.All(cel)))
 }
 
 // typeID matches the number of a vGPU type, as opposed to its name.
@@ -202,13 +205,13 @@ func (k *kubevirt) addMediated(v source.Value) {
 	selector := v.At("mdevNameSelector")
 	name := selector.Text()
 	if name == "" || typeID.MatchString(name) {
-		k.im.notePodChange(selector.OrPlaceOf(v), "is not the name of a type, such as GRID T4-1Q")
+		k.im.Notes.AddPodChange(selector.OrPlaceOf(v), "is not the name of a type, such as GRID T4-1Q")
 		return
 	}
 	// KubeVirt replaces spaces by underscores before it compares names.
 	names := map[string]bool{name: true, strings.ReplaceAll(name, " ", "_"): true, strings.ReplaceAll(name, "_", " "): true}
-	cel := all([]string{oneOf(familyAttribute, []string{"vfio"}), oneOf(text("profile"), slices.Sorted(maps.Keys(names)))})
-	k.addOffered(v, k.im.addResource(v, v.At("resourceName").Text(), cel))
+	cel := expression.All([]string{expression.OneOf(expression.Family, []string{"vfio"}), expression.OneOf(expression.Text("profile"), slices.Sorted(maps.Keys(names)))})
+	k.addOffered(v, k.im.Config.AddResource(v, v.At("resourceName").Text(), cel))
 }
 
 func (k *kubevirt) addUSB(v source.Value) {
@@ -217,10 +220,10 @@ func (k *kubevirt) addUSB(v source.Value) {
 	}
 	group := v1alpha1.PathGroup{Each: true} // each set has one device for each selector
 	for _, selector := range v.At("selectors").ListItems() {
-		k.im.unknownExcept(selector, "vendor", "product", "serial")
+		k.im.Notes.AddUnknownExcept(selector, "vendor", "product", "serial")
 		group.USB = append(group.USB, usbDevice(selector))
 	}
-	k.addOffered(v, k.im.addPaths(v, v1alpha1.PathResource{Name: v.At("resourceName").Text(), Groups: []v1alpha1.PathGroup{group}}))
+	k.addOffered(v, k.im.Config.AddPaths(v, v1alpha1.PathResource{Name: v.At("resourceName").Text(), Groups: []v1alpha1.PathGroup{group}}))
 }
 
 // usbDevice reads the IDs of a USB device.
