@@ -3,7 +3,6 @@ package ledger
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -185,9 +184,7 @@ func (ls *Leases) LeaseDevices(c Change, s Stock) (*Lease, *Blocked) {
 		return nil, b
 	}
 	ls.accounts.put(newAccount(e, Reserved))
-	x := &Lease{core: ls.core, entry: e}
-	e.calls.Ended = x.endCall
-	return x, nil
+	return &Lease{core: ls.core, entry: e}, nil
 }
 
 // AwaitLease returns a lease as [Leases.LeaseDevices] does, but waits for other leases to end,
@@ -254,11 +251,10 @@ func (x *Lease) Do(limit time.Duration, what string, do func() error) error {
 	x.core.mu.Lock()
 	x.running++
 	x.core.mu.Unlock()
-	err := x.entry.calls.Do(limit, x.entry.Name, what, do)
-	if !errors.Is(err, overdue.Err) {
-		x.endCall()
-	}
-	return err
+	return x.entry.calls.Do(limit, x.entry.Name, what, func() error {
+		defer x.endCall() // not by the error: the call may report another overdue call
+		return do()
+	})
 }
 
 // OverdueCall returns an error that names an overdue call, nil if there is none.

@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -268,6 +269,25 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 		}
 		again.Release()
 	})
+}
+
+// A call that reports the overdue call of something else has ended, such as a check for the users of a
+// function that hangs at a process.
+func TestLeaseEndsAfterAnotherOverdueCall(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("gpu-0", 128))
+	lease, blocked := b.Leases.LeaseDevices(all("gpu-0"), s)
+	if blocked != nil {
+		t.Fatal(blocked)
+	}
+	other := fmt.Errorf("the check for users %w", overdue.Err)
+	if err := lease.Do(time.Minute, "a scan", func() error { return other }); !errors.Is(err, other) {
+		t.Error(err)
+	}
+	lease.Release()
+	if _, blocked := b.Leases.LeaseDevices(all("gpu-0"), s); blocked != nil {
+		t.Error(blocked)
+	}
 }
 
 // A ledger that ends its leases refuses new leases, and reports whether a change that cannot be

@@ -13,9 +13,6 @@ import (
 // Calls records overdue calls by object, such as a PCI function by address. The zero value is
 // ready to use.
 type Calls struct {
-	// Ended is called when an overdue call has ended. It must not block. Optional.
-	Ended func()
-
 	mu      sync.Mutex
 	overdue map[string]string // descriptions of unfinished calls, by object
 }
@@ -46,11 +43,8 @@ func (c *Calls) Do(limit time.Duration, object, what string, do func() error) er
 	go func() {
 		<-result //nolint:errcheck // Do has already returned an error
 		c.mu.Lock()
+		defer c.mu.Unlock()
 		delete(c.overdue, object)
-		c.mu.Unlock()
-		if c.Ended != nil {
-			c.Ended()
-		}
 	}()
 	return fmt.Errorf("%s %w after %s", what, Err, limit)
 }

@@ -12,8 +12,7 @@ import (
 // A hanging call is recorded for its object until its end.
 func TestCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ended := 0
-		calls := overdue.Calls{Ended: func() { ended++ }}
+		var calls overdue.Calls
 		failed := errors.New("failed")
 		if err := calls.Do(time.Second, "a", "a look", func() error { return failed }); !errors.Is(err, failed) || calls.OverdueCall("a") != nil {
 			t.Errorf("%v, %v", err, calls.OverdueCall("a"))
@@ -30,13 +29,10 @@ func TestCalls(t *testing.T) {
 		if err := calls.OverdueCall("b"); err != nil {
 			t.Error(err)
 		}
-		if ended != 0 {
-			t.Error("it was said that it has ended")
-		}
 		close(hangs)
 		synctest.Wait()
-		if err := calls.OverdueCall("a"); err != nil || ended != 1 {
-			t.Errorf("%v; ended %d times", err, ended)
+		if err := calls.OverdueCall("a"); err != nil {
+			t.Error(err)
 		}
 	})
 }
