@@ -2,17 +2,10 @@ package discovery
 
 import (
 	"cmp"
-	"encoding/json"
-	"errors"
-	"regexp"
 	"slices"
-	"sort"
-	"strconv"
 	"strings"
-	"unicode"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -231,155 +224,6 @@ const (
 	ModeDevicePlugin Mode = "DevicePlugin" // only the device plugin API
 )
 
-// Attributes are a device's attributes by name; see docs/attributes.md for the
-// vocabulary that all families share.
-type Attributes map[resourceapi.QualifiedName]Attribute
-
-// Attribute is the value of an attribute: one field is set. A [resourceapi.DeviceAttribute] has
-// fields for lists too, which are in [Device.Lists], and takes four times the memory.
-type Attribute struct {
-	IntValue     *int64  `json:"int,omitempty"`
-	BoolValue    *bool   `json:"bool,omitempty"`
-	StringValue  *string `json:"string,omitempty"`
-	VersionValue *string `json:"version,omitempty"`
-}
-
-// ForSlice returns the value as in a ResourceSlice.
-func (a Attribute) ForSlice() resourceapi.DeviceAttribute {
-	return resourceapi.DeviceAttribute{IntValue: a.IntValue, BoolValue: a.BoolValue, StringValue: a.StringValue, VersionValue: a.VersionValue}
-}
-
-// ForSlice returns the attributes as in a ResourceSlice.
-func (a Attributes) ForSlice() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
-	published := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, len(a))
-	for name, value := range a {
-		published[name] = value.ForSlice()
-	}
-	return published
-}
-
-// AttributeOf returns the value of a published attribute without its lists.
-func AttributeOf(a resourceapi.DeviceAttribute) Attribute {
-	return Attribute{IntValue: a.IntValue, BoolValue: a.BoolValue, StringValue: a.StringValue, VersionValue: a.VersionValue}
-}
-
-// Lists are the values of attributes with several values, by name, as in a ResourceSlice.
-type Lists map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
-
-// SetString sets a string attribute. SetString ignores an empty value, which means unknown,
-// truncates a value longer than the API's limit at a character boundary, and replaces unprintable
-// characters by spaces.
-func (a Attributes) SetString(name resourceapi.QualifiedName, value string) {
-	value = strings.TrimSpace(strings.Map(printableRune, strings.ToValidUTF8(value, "")))
-	if len(value) > resourceapi.DeviceAttributeMaxValueLength {
-		value = strings.TrimSpace(strings.ToValidUTF8(value[:resourceapi.DeviceAttributeMaxValueLength], ""))
-	}
-	if value != "" {
-		a[name] = Attribute{StringValue: &value}
-	}
-}
-
-func printableRune(r rune) rune {
-	if unicode.IsPrint(r) {
-		return r
-	}
-	return ' '
-}
-
-// SetInt sets an integer attribute.
-func (a Attributes) SetInt(name resourceapi.QualifiedName, value int64) {
-	a[name] = Attribute{IntValue: &value}
-}
-
-// SetBool sets a boolean attribute.
-func (a Attributes) SetBool(name resourceapi.QualifiedName, value bool) {
-	a[name] = Attribute{BoolValue: &value}
-}
-
-// Values returns the value of an attribute as text, or the values of a list.
-func Values(a resourceapi.DeviceAttribute) (values []string) {
-	switch {
-	case a.StringValue != nil:
-		return []string{*a.StringValue}
-	case a.VersionValue != nil:
-		return []string{*a.VersionValue}
-	case a.IntValue != nil:
-		return []string{strconv.FormatInt(*a.IntValue, 10)}
-	case a.BoolValue != nil:
-		return []string{strconv.FormatBool(*a.BoolValue)}
-	}
-	values = slices.Concat(a.StringValues, a.VersionValues)
-	for _, value := range a.IntValues {
-		values = append(values, strconv.FormatInt(value, 10))
-	}
-	for _, value := range a.BoolValues {
-		values = append(values, strconv.FormatBool(value))
-	}
-	return values
-}
-
-// String returns the value of a string attribute, "" if there is none.
-func (a Attributes) String(name resourceapi.QualifiedName) string {
-	if value := a[name].StringValue; value != nil {
-		return *value
-	}
-	return ""
-}
-
-// Capacity holds the countable resources of a device.
-type Capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
-
-// Set sets a capacity that is a number, in bytes for memory.
-func (c Capacity) Set(name resourceapi.QualifiedName, value int64) {
-	format := resource.DecimalSI
-	if name == "memory" {
-		format = resource.BinarySI
-	}
-	c[name] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(value, format)}
-}
-
-// Snapshot holds all devices of a host at one moment. Snapshots are never modified.
-type Snapshot struct {
-	Devices  []Device // in name order
-	Problems []Problem
-
-	// Gone is the health of devices that were present before, including devices without a
-	// consumer. The Settler of package scan sets Gone.
-	Gone Missing
-}
-
-// SameSnapshots reports whether two snapshots describe the same host state, regardless of the scan
-// time. A reader then needs to see only changes.
-func SameSnapshots(a, b *Snapshot) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return equality.Semantic.DeepEqual(a.Devices, b.Devices) &&
-		slices.EqualFunc(a.Problems, b.Problems, func(p, q Problem) bool { return p.Error() == q.Error() })
-}
-
-// Problem reports a file that could not be read, or an unexpected state. A problem never ends a
-// scan.
-type Problem struct {
-	Device string // the name of the device, or of the object that was read
-	Err    error
-}
-
-// The errors in problems of reads that do not return in time.
-var (
-	ErrHangs    = errors.New("does not answer") // a single read
-	ErrNoAnswer = errors.New("no answer")       // a family
-)
-
-// Lookup returns the device of that name.
-func (s *Snapshot) Lookup(name string) (Device, bool) {
-	i, found := sort.Find(len(s.Devices), func(i int) int { return strings.Compare(name, s.Devices[i].Name) })
-	if !found {
-		return Device{}, false
-	}
-	return s.Devices[i], true
-}
-
 // OwnNodes returns the nodes in Edits that no other physical device has.
 func (d *Device) OwnNodes() (nodes []*specs.DeviceNode) {
 	for _, n := range d.Edits.DeviceNodes {
@@ -411,45 +255,3 @@ func (d *Device) PhysicalName() string {
 	}
 	return d.Name
 }
-
-// MarshalJSON writes {"devices":[…],"problems":[…]}. Both lists are present even if empty.
-func (s *Snapshot) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Devices  []Device  `json:"devices"`
-		Problems []Problem `json:"problems"`
-	}{append([]Device{}, s.Devices...), append([]Problem{}, s.Problems...)})
-}
-
-// MarshalJSON writes {"device":…,"error":…}.
-func (p Problem) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Device string `json:"device"`
-		Error  string `json:"error"`
-	}{p.Device, p.Text()})
-}
-
-// relativePath matches a path of the host without its leading slash. Errors of an [fs.FS] have such
-// paths.
-var relativePath = regexp.MustCompile(`(^|[ "'(])((?:dev|etc|proc|run|sys|usr|var)/)`)
-
-// ErrorText returns the text of an error, with absolute paths of the host.
-func ErrorText(err error) string { return relativePath.ReplaceAllString(err.Error(), "$1/$2") }
-
-// Text returns the text of the problem without the device, with absolute paths of the host. Each
-// line has one cause.
-func (p Problem) Text() string { return ErrorText(p.Err) }
-
-// Problems returns the problem of a device as a list, which is empty if err is
-// nil.
-func Problems(device string, err error) []Problem {
-	if err == nil {
-		return nil
-	}
-	return []Problem{{device, err}}
-}
-
-// Error returns the problem as text.
-func (p Problem) Error() string { return p.Device + ": " + p.Text() }
-
-// Unwrap returns the underlying error.
-func (p Problem) Unwrap() error { return p.Err }
