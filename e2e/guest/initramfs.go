@@ -273,6 +273,10 @@ var builds sync.Map
 // agent is the package of the agent. Every guest has the agent.
 const agent = "chandler.dev/cmd/chandler"
 
+// hostProgram is the package of chandler-host, which guests have with a mock in place of NVML. It
+// needs a C compiler: see [HasCompiler].
+const hostProgram = "chandler.dev/cmd/chandler-host"
+
 // buildProgram builds a program of a module; the module is a directory relative to this module's
 // root. Each checkout has its own directory for programs, because tests of several checkouts may
 // run at once.
@@ -290,9 +294,12 @@ func buildProgram(ctx context.Context, module, pkg string) (string, error) {
 	}
 	b := build.Builder{Cache: filepath.Join(archive.Dir, "checkouts", fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:12]), Progress: os.Stderr}
 	var path string
-	if pkg == agent {
+	switch pkg {
+	case agent:
 		path, err = b.Agent(ctx, filepath.Dir(root)) // with its version
-	} else {
+	case hostProgram:
+		path, err = b.MockedNVML(ctx, filepath.Dir(root))
+	default:
 		path, err = b.Static(ctx, filepath.Join(root, module), pkg)
 	}
 	if err != nil {

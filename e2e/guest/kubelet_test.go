@@ -89,6 +89,20 @@ func (n *node) offers(t testing.TB, where, device, state string) (at time.Time) 
 	}
 }
 
+// named waits until the agent offers a device whose name begins with a prefix, and returns the name.
+func (n *node) named(t testing.TB, where, prefix string) string {
+	t.Helper()
+	name := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(where) + ` \d+ .*\b(` + regexp.QuoteMeta(prefix) + `\S*)=`)
+	for deadline := time.Now().Add(returnTime); ; time.Sleep(50 * time.Millisecond) {
+		if found := name.FindStringSubmatch(n.kubelet.Output()[n.since:]); found != nil {
+			return found[1]
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: no device is named %s*:\n%s", where, prefix, n.kubelet.Output()[n.since:])
+		}
+	}
+}
+
 // never checks that no answer since the step began has offered a device as healthy.
 func (n *node) never(t testing.TB, where, device string) {
 	t.Helper()
@@ -126,10 +140,15 @@ func micros(text string) time.Time {
 	return time.UnixMicro(n).UTC()
 }
 
-// refused checks that the agent refuses a claim or a device for a reason.
+// refused checks that the agent refuses a claim or a device for a reason. It waits for an agent that
+// starts.
 func (n *node) refused(t testing.TB, why string, command ...string) {
 	t.Helper()
-	got := n.Run(t, append([]string{"guestkubelet"}, command...)...)
+	command = append([]string{"guestkubelet"}, command...)
+	got := n.Run(t, command...)
+	for deadline := time.Now().Add(settleTime); strings.Contains(got.Stderr, "dial unix") && time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+		got = n.Run(t, command...)
+	}
 	if got.Code == 0 || !strings.Contains(got.Stderr, why) {
 		t.Errorf("%s: code %d, %q; want %q", strings.Join(command, " "), got.Code, got.Stderr, why)
 	}

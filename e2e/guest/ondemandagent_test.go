@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -28,10 +27,10 @@ onDemand:
 // so on the newer kernel.
 func TestOnDemand(t *testing.T) {
 	guest.Long(t)
-	programs := programs(t)
+	programs := withHostService(t, programs(t))
 	programs["guestmake"] = guest.Build(t, "chandler.dev/e2e/cmd/guestmake")
 	g := guest.Boot(t, guest.Config{
-		Kernel: guest.Debian12, IOMMU: "intel", Modules: []string{"igb", "igbvf"}, Tools: []string{"ip"}, Programs: programs,
+		Kernel: guest.Debian12, IOMMU: "intel", Modules: []string{"igb", "igbvf"}, Tools: []string{"ip", "runc"}, Programs: programs,
 		Args: []string{"-device", "pcie-root-port,id=rp0,chassis=1", "-device", "igb,bus=rp0"},
 	})
 	m := madeOf(t, g)
@@ -47,20 +46,15 @@ func madeOf(t *testing.T, g *guest.Guest) made {
 	return made{g, strings.Fields(g.Sh(t, "cd /sys/bus/pci/drivers/igb; ls -d 0*"))[0], "/run/made/create"}
 }
 
-// byTheAgent lets an agent create virtual functions for claims and remove them, and kills the agent
-// at random moments.
+// byTheAgent lets an agent without privilege create virtual functions for claims by the host
+// service, and remove them, and kills both at random moments.
 func (m made) byTheAgent(t *testing.T, n *node) {
 	var names []string
 	for line := range strings.Lines(m.Must(t, "guestmake", "could", m.physical)) {
 		names = append(names, strings.Fields(line)[0])
 	}
 	m.dir = "/run/chandler/journal/create"
-	agent := n.agent(t)
-	kill := func() {
-		agent.Signal(t, syscall.SIGKILL)
-		agent.Wait(t)
-		agent = n.agent(t)
-	}
+	s := n.separate(t)
 	offered := func() {
 		t.Helper()
 		for _, name := range names {
@@ -75,10 +69,11 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 	n.granted(t, "prepare", first)
 	t.Logf("made after %v", time.Since(began).Round(time.Millisecond))
 	m.has(t, 3)
+	s.wrote(t, "3", "/"+m.physical+"/sriov_numvfs")
 	n.granted(t, "prepare", second)
 	n.refused(t, "in use by", "prepare", names[0]+".third")
 	offered()
-	kill()
+	s.kill(t, agentAndService)
 	n.granted(t, "prepare", first)
 	n.granted(t, "unprepare", first)
 	time.Sleep(2 * keepMade)
@@ -87,15 +82,16 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 	m.undone(t)
 	offered()
 
-	turns := 10
+	turns := 12
 	if testing.Short() {
 		turns = 1
 	}
 	for turn := range turns {
+		v := theAgent + victims(turn%3)
 		claim := fmt.Sprintf("%s.turn%d", names[turn%3], turn)
 		prepared := n.Start(t, "guestkubelet", "prepare", claim)
 		time.Sleep(rand.N(1500 * time.Millisecond)) //nolint:gosec // random test times need no secrecy
-		kill()
+		s.kill(t, v)
 		prepared.Wait(t)
 		if turn%2 == 0 { // the pod still exists
 			n.granted(t, "prepare", claim)
@@ -103,11 +99,11 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 		}
 		n.granted(t, "unprepare", claim)
 		time.Sleep(keepMade - time.Second + rand.N(3*time.Second)) //nolint:gosec // random test times need no secrecy
-		kill()
+		s.kill(t, v)
 		m.undone(t)
 	}
 	offered()
-	agent.Stop(t)
+	s.stop(t)
 }
 
 // undone waits until all virtual functions and records are removed.

@@ -109,6 +109,9 @@ func contained(t *testing.T, g *guest.Guest, pod corev1.PodSpec, args ...string)
 	spec.Process.Capabilities = &specs.LinuxCapabilities{}
 	spec.Process.NoNewPrivileges = !*security.AllowPrivilegeEscalation
 	spec.Linux.Seccomp = seccomp.DefaultProfile(&spec)
+	if pod.HostNetwork {
+		spec.Linux.Namespaces = slices.DeleteFunc(spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.NetworkNamespace })
+	}
 	for _, volume := range pod.Volumes {
 		source := "/etc/chandler" // the ConfigMap
 		if volume.HostPath != nil {

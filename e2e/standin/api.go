@@ -22,7 +22,8 @@ import (
 // API is an API server that stores ResourceSlices. It has a node named node, and every claim in
 // namespace n. The name of a claim is also its UID. The name begins with the name of the claim's
 // device and a dot, so that claims survive the machine without being stored. If one of the other
-// dot-separated words is vfio, the claim requests the device under vfio.
+// dot-separated words is vfio, the claim requests the device under vfio. If a word is "pod" with a
+// UID, the claim is reserved for that pod.
 type API struct {
 	apitest.Server
 
@@ -111,6 +112,9 @@ func claim(name string) *resourceapi.ResourceClaim {
 	words := strings.Split(name, ".")
 	claim := apitest.AllocatedClaim(name, types.UID(name), words[0])
 	for _, word := range words[1:] {
+		if uid, reserved := strings.CutPrefix(word, "pod"); reserved {
+			claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: word, UID: types.UID(uid)}}
+		}
 		if word != "vfio" {
 			continue
 		}
