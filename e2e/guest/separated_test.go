@@ -174,11 +174,14 @@ func (s *separated) confined(t *testing.T, node string) {
 	if open := s.Sh(t, "readlink "+proc+"/fd/* | grep /dev/ | grep -v ^/dev/null || true"); open != "" {
 		t.Errorf("the agent has open:\n%s", open)
 	}
-	mounts := s.ReadFile(t, proc+"/mountinfo")
-	for _, directory := range []string{"/host/sys", "/host/proc", "/host/dev"} {
-		if !strings.Contains(mounts, " "+directory+" ro,") {
-			t.Errorf("%s is not read-only for the agent:\n%s", directory, mounts)
+	mounts := regexp.MustCompile(`(?m)^(?:\S+ ){4}(\S+) (\S+) .*- (sysfs|devtmpfs) `).FindAllStringSubmatch(s.ReadFile(t, proc+"/mountinfo"), -1)
+	for _, m := range mounts {
+		if !strings.HasPrefix(m[2], "ro,") {
+			t.Errorf("%s at %s is mounted for the agent with %s", m[3], m[1], m[2])
 		}
+	}
+	if len(mounts) != 3 {
+		t.Errorf("mounts of /sys, /host/sys and /host/dev: %q", mounts)
 	}
 	group := "/sys/fs/cgroup" + strings.TrimSpace(strings.TrimPrefix(s.ReadFile(t, proc+"/cgroup"), "0::"))
 	s.Sh(t, "exec 3<"+node) // with root's privilege
