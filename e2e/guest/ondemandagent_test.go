@@ -55,6 +55,7 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 	}
 	m.dir = "/run/chandler/journal/create"
 	s := n.separate(t)
+	defer s.dump(t)
 	offered := func() {
 		t.Helper()
 		for _, name := range names {

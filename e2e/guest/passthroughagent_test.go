@@ -20,6 +20,7 @@ passthrough:
 // and back to its own driver, and kills both in between.
 func byTheAgent(t *testing.T, n *node, r rebound) {
 	s := n.separate(t)
+	defer s.dump(t)
 	device := "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(r.address)
 	claim := device + ".vfio.first"
 	n.offers(t, inSlices, device, "Healthy")
@@ -97,6 +98,7 @@ func (r rebound) reclaimed(t *testing.T, n *node) {
 	n.WriteFile(t, "/etc/chandler/config.yaml", fmt.Sprintf(reclaimConfig, r.node(t)), 0o600)
 	n.step()
 	s := n.separate(t)
+	defer s.dump(t)
 	device := n.named(t, inSlices, "paths-disk-")
 	n.granted(t, "prepare", device+".pod"+podUID)
 	s.confined(t, r.node(t))

@@ -28,6 +28,7 @@ type separated struct {
 
 	agent, service *guest.Process
 	container      string // name of the agent's container
+	stopped        bool
 }
 
 // victims are processes to kill.
@@ -132,10 +133,23 @@ func (s *separated) kill(t *testing.T, v victims) {
 
 func (s *separated) stop(t *testing.T) {
 	t.Helper()
+	s.stopped = true
 	s.agent.Stop(t)
 	if got := s.service.Stop(t); got.Code != 0 {
 		t.Errorf("the host service ended with %d: %s", got.Code, got.Stderr)
 	}
+}
+
+// dump makes processes that a failed test has left write their goroutines. It is deferred, because the
+// guest does not answer to the cleanup of a test.
+func (s *separated) dump(t *testing.T) {
+	if !t.Failed() || s.stopped {
+		return
+	}
+	s.Run(t, "runc", "kill", s.container, "QUIT")
+	s.service.Signal(t, syscall.SIGQUIT)
+	s.agent.Wait(t)
+	s.service.Wait(t)
 }
 
 // wrote waits until the present host service has written an attribute below a directory of sysfs.
