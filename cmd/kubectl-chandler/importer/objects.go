@@ -195,7 +195,7 @@ func (im *importer) importChosen(f *plugin.Format, configurations []source.Value
 	usual := find(im.byDefault.Text())
 	if byStrategy {
 		var ok bool
-		if usual, ok = fallback(im.fallbacks.ListTexts(), configurations); !ok {
+		if usual, ok = fallbackIndex(im.fallbacks.ListTexts(), configurations); !ok {
 			im.Notes.AddPodChange(im.fallbacks, "no strategy selects a configuration for nodes without the label %s: the plugin does not start there, and Chandler offers their GPUs unshared", f.Label)
 		}
 	} else if usual < 0 && im.byDefault.Text() != "" && f.Label != "" && im.options.Named == "" {
@@ -225,10 +225,10 @@ func (im *importer) importChosen(f *plugin.Format, configurations []source.Value
 	}
 }
 
-// fallback returns the index of the configuration that the strategies select for nodes without a
+// fallbackIndex returns the index of the configuration that the strategies select for nodes without a
 // label, below 0 for the empty configuration. It reports false if no strategy selects one
 // (updateConfigName in cmd/config-manager of NVIDIA/k8s-device-plugin v0.20).
-func fallback(strategies []string, configurations []source.Value) (int, bool) {
+func fallbackIndex(strategies []string, configurations []source.Value) (int, bool) {
 	for strategy := range strings.SplitSeq(strings.Join(strategies, ","), ",") {
 		switch strings.TrimSpace(strategy) {
 		case "named":

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"chandler.dev/cmd/kubectl-chandler/kubectl/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/fleet"
 )
@@ -58,7 +59,7 @@ func (v *view) queryAgents(ctx context.Context, w *whoView) {
 // drivers.
 func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]map[string]*dto.MetricFamily, why map[string]string) {
 	said, why = make(map[string]map[string]*dto.MetricFamily), make(map[string]string)
-	agents, err := v.agents(ctx)
+	agents, err := cluster.ListAgents(ctx, v.Client)
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	var mu sync.Mutex
@@ -107,7 +108,7 @@ func briefReason(err error) string {
 
 // readMetrics returns an agent's metrics.
 func (v *view) readMetrics(ctx context.Context, agent *corev1.Pod) (map[string]*dto.MetricFamily, error) {
-	text, err := v.fetchMetrics(ctx, agent, containerOf(agent))
+	text, err := cluster.FetchMetrics(ctx, v.Client, agent)
 	if err != nil {
 		return nil, err
 	}

@@ -12,27 +12,18 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"chandler.dev/cmd/kubectl-chandler/kubectl/cluster"
 	"chandler.dev/internal/fleet"
 )
 
-// agentSelector selects the agents' pods, for every kind of installation.
-const agentSelector = "app.kubernetes.io/name=chandler"
-
 // collect collects the data of the cluster and of some of its nodes.
 func (r *reportOptions) collect(ctx context.Context, c *collection, nodes []string) error {
-	client, err := r.connect()
+	read, err := r.ReadView(ctx, r.now(), cluster.Reading{Classes: true})
 	if err != nil {
 		return err
 	}
-	namespace, err := r.namespace()
-	if err != nil {
-		return err
-	}
-	v := &view{client: client, namespace: namespace, now: r.now()}
-	if err := v.read(ctx, reading{classes: true}); err != nil {
-		return err
-	}
-	c.missing = append(c.missing, v.missing...)
+	v := &view{read}
+	c.missing = append(c.missing, v.Missing...)
 	for i := range v.Slices {
 		for j := range v.Slices[i].Spec.Devices {
 			d := &v.Slices[i].Spec.Devices[j]
@@ -40,7 +31,7 @@ func (r *reportOptions) collect(ctx context.Context, c *collection, nodes []stri
 			c.redact.AddIdentity(fleet.Text(d, "uuid"))
 		}
 	}
-	agents, err := v.agents(ctx)
+	agents, err := cluster.ListAgents(ctx, v.Client)
 	if err != nil {
 		c.addMissing("agents' pods", err.Error())
 	}
@@ -74,26 +65,6 @@ func (r *reportOptions) chosenNodes(c *collection, v *view, agents map[string]*c
 	return all
 }
 
-// agents returns the agents' pods by node. If a node has two, the newer one is returned.
-func (v *view) agents(ctx context.Context) (map[string]*corev1.Pod, error) {
-	out := make(map[string]*corev1.Pod)
-	pods, err := v.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: agentSelector})
-	if err != nil {
-		return out, err
-	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		owned := metav1.GetControllerOf(pod)
-		if owned == nil || owned.Kind != "DaemonSet" || pod.Spec.NodeName == "" || fleet.HasEnded(pod) {
-			continue
-		}
-		if other := out[pod.Spec.NodeName]; other == nil || other.CreationTimestamp.Before(&pod.CreationTimestamp) {
-			out[pod.Spec.NodeName] = pod
-		}
-	}
-	return out, nil
-}
-
 // collectCluster collects API objects, without their private parts.
 func (v *view) collectCluster(ctx context.Context, c *collection, agents map[string]*corev1.Pod) {
 	var claims []resourceapi.ResourceClaim
@@ -118,7 +89,7 @@ func (v *view) collectCluster(ctx context.Context, c *collection, agents map[str
 	events := v.relatedEvents(ctx, c, claims, agents)
 	c.addJSON("cluster/events.json", events)
 	c.addJSON("cluster/pods.json", v.podFacts())
-	if server, err := v.client.Discovery().ServerVersion(); err == nil {
+	if server, err := v.Client.Discovery().ServerVersion(); err == nil {
 		c.addJSON("cluster/version.json", server)
 	} else {
 		c.addMissing("version of the API server", err.Error())
@@ -222,7 +193,7 @@ func requestsDevices(pod *corev1.Pod) bool {
 // relatedEvents returns the Events about Chandler's own pods, about the claims, and about pods that
 // request devices.
 func (v *view) relatedEvents(ctx context.Context, c *collection, claims []resourceapi.ResourceClaim, agents map[string]*corev1.Pod) (out []corev1.Event) {
-	all, err := v.client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	all, err := v.Client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		c.addMissing("Events", err.Error())
 		return nil
@@ -261,7 +232,7 @@ func (v *view) collectConfig(ctx context.Context, c *collection, agents map[stri
 		name := metav1.GetControllerOf(pod).Name
 		if key := pod.Namespace + "/" + name; !seen[key] {
 			seen[key] = true
-			set, err := v.client.AppsV1().DaemonSets(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+			set, err := v.Client.AppsV1().DaemonSets(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				c.addMissing("DaemonSet "+name, err.Error())
 			} else {
@@ -274,7 +245,7 @@ func (v *view) collectConfig(ctx context.Context, c *collection, agents map[stri
 				continue
 			}
 			seen[volume.ConfigMap.Name] = true
-			config, err := v.client.CoreV1().ConfigMaps(pod.Namespace).Get(ctx, volume.ConfigMap.Name, metav1.GetOptions{})
+			config, err := v.Client.CoreV1().ConfigMaps(pod.Namespace).Get(ctx, volume.ConfigMap.Name, metav1.GetOptions{})
 			if err != nil {
 				c.addMissing("ConfigMap "+volume.ConfigMap.Name, err.Error())
 				continue

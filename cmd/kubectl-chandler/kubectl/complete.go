@@ -24,11 +24,11 @@ func (o *options) complete(cmd *cobra.Command, args []string, word string, names
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	client, err := o.connect()
+	client, err := o.NewClient()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	namespace, err := o.namespace()
+	namespace, err := o.ChosenNamespace()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -23,15 +23,15 @@ func TestNoKubeconfig(t *testing.T) {
 				t.Fatal(err)
 			}
 			o := newOptions("v1.2.3")
-			o.kubeconfig.ExplicitPath = file
-			if _, err := o.connect(); err == nil || err.Error() != file+" is not a kubeconfig" {
+			o.Kubeconfig.ExplicitPath = file
+			if _, err := o.NewClient(); err == nil || err.Error() != file+" is not a kubeconfig" {
 				t.Errorf("error %v", err)
 			}
 		})
 	}
 	o := newOptions("v1.2.3")
-	o.kubeconfig.ExplicitPath = filepath.Join(t.TempDir(), "none")
-	if _, err := o.connect(); err == nil || !strings.Contains(err.Error(), "no such file") {
+	o.Kubeconfig.ExplicitPath = filepath.Join(t.TempDir(), "none")
+	if _, err := o.NewClient(); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("of a file that is not there: %v", err)
 	}
 }

@@ -5,7 +5,6 @@ package kubectl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,11 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"chandler.dev/cmd/kubectl-chandler/kubectl/cluster"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/terminal"
 )
@@ -70,27 +66,22 @@ var commands = []func(*options) *cobra.Command{newTop, newWho, newWhy, newReport
 
 // options are common to all commands.
 type options struct {
-	version    string
-	kubeconfig clientcmd.ClientConfigLoadingRules
-	overrides  clientcmd.ConfigOverrides
-	output     string
-	ascii      bool
+	cluster.Connection
+	output string
+	ascii  bool
 
-	// Set by tests, which have neither a cluster nor a clock.
-	client kubernetes.Interface
-	now    func() time.Time
-	width  int
-	exec   func(ctx context.Context, pod *corev1.Pod, command []string) (stdout, stderr []byte, err error)
+	// Set by tests.
+	now   func() time.Time
+	width int
 }
 
 func newOptions(version string) *options {
-	return &options{version: version, kubeconfig: *clientcmd.NewDefaultClientConfigLoadingRules(), now: time.Now}
+	return &options{Connection: cluster.NewConnection(version), now: time.Now}
 }
 
-// addFlags adds the flags that select a cluster, with kubectl's names.
+// addFlags adds the flags that select a cluster, and the flag for ASCII.
 func (o *options) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`, by default $KUBECONFIG or ~/.kube/config")
-	clientcmd.BindOverrideFlags(&o.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
+	o.AddClusterFlags(flags)
 	flags.BoolVar(&o.ascii, "ascii", false, "print only ASCII characters")
 }
 
@@ -115,72 +106,17 @@ func (o *options) style(cmd *cobra.Command) terminal.Style {
 	return style
 }
 
-func (o *options) config() clientcmd.ClientConfig {
-	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&o.kubeconfig, &o.overrides)
-}
-
-// namespace returns the namespace of the command line or, without one, of the kubeconfig.
-func (o *options) namespace() (string, error) {
-	if o.client != nil {
-		if ns := o.overrides.Context.Namespace; ns != "" {
-			return ns, nil
-		}
-		return "default", nil
-	}
-	namespace, _, err := o.config().Namespace()
-	return namespace, err
-}
-
-// Rate limits for API requests. A report of many nodes needs many, and a user waits for it.
-const (
-	qps   = 50
-	burst = 100
-)
-
-// restConfig returns the client configuration for the API server.
-func (o *options) restConfig() (*rest.Config, error) {
-	config, err := o.config().ClientConfig()
-	if clientcmd.IsEmptyConfig(err) {
-		return nil, errors.New("no cluster is configured: set KUBECONFIG or --kubeconfig")
-	}
-	if err != nil {
-		return nil, command.KubeconfigError(err)
-	}
-	config = rest.AddUserAgent(config, "kubectl-chandler/"+o.version)
-	config.QPS, config.Burst = qps, burst
-	return config, nil
-}
-
-// connect returns a client of the API server.
-func (o *options) connect() (kubernetes.Interface, error) {
-	if o.client != nil {
-		return o.client, nil
-	}
-	config, err := o.restConfig()
-	if err != nil {
-		return nil, err
-	}
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	config.AcceptContentTypes = config.ContentType + ",application/json"
-	return kubernetes.NewForConfig(config)
-}
-
 // read reads the cluster, and reports on standard error what was not readable.
-func (o *options) read(ctx context.Context, cmd *cobra.Command, what reading) (*view, error) {
-	client, err := o.connect()
+func (o *options) read(ctx context.Context, cmd *cobra.Command, what cluster.Reading) (*view, error) {
+	v, err := o.ReadView(ctx, o.now(), what)
 	if err != nil {
 		return nil, err
 	}
-	namespace, err := o.namespace()
-	if err != nil {
-		return nil, err
-	}
-	v := &view{client: client, namespace: namespace, now: o.now()}
-	if err := v.read(ctx, what); err != nil {
-		return nil, err
-	}
-	for _, missing := range v.missing {
+	for _, missing := range v.Missing {
 		fmt.Fprintln(cmd.ErrOrStderr(), "unknown:", missing)
 	}
-	return v, nil
+	return &view{v}, nil
 }
+
+// A view is the part of a cluster that the user may read.
+type view struct{ *cluster.View }

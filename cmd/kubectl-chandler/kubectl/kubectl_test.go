@@ -77,7 +77,7 @@ func run(t *testing.T, client *fake.Clientset, width int, args ...string) (stdou
 	cmd := &cobra.Command{Use: "kubectl-chandler", SilenceUsage: true, SilenceErrors: true}
 	for _, made := range commands {
 		o := newOptions("v1.2.3")
-		o.client, o.width, o.now = client, width, func() time.Time { return fleettest.Now }
+		o.Client, o.width, o.now = client, width, func() time.Time { return fleettest.Now }
 		cmd.AddCommand(made(o))
 	}
 	cmd.SetOut(&out)

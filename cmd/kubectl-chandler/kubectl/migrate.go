@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"chandler.dev/cmd/kubectl-chandler/kubectl/cluster"
 	"chandler.dev/internal/terminal"
 )
 
@@ -91,11 +91,11 @@ func (o *options) migrate(cmd *cobra.Command, node string, args ...string) error
 
 // inAgent runs a command of the program chandler in the agent's pod of a node.
 func (o *options) inAgent(ctx context.Context, node string, args ...string) (stdout, stderr []byte, err error) {
-	client, err := o.connect()
+	client, err := o.NewClient()
 	if err != nil {
 		return nil, nil, err
 	}
-	agents, err := (&view{client: client}).agents(ctx)
+	agents, err := cluster.ListAgents(ctx, client)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list the agents' pods: %w", err)
 	}
@@ -103,7 +103,7 @@ func (o *options) inAgent(ctx context.Context, node string, args ...string) (std
 	if pod == nil {
 		return nil, nil, errors.New("no agent runs there that you may see")
 	}
-	return o.in(ctx, pod, slices.Concat([]string{programOf(containerOf(pod))}, args))
+	return o.RunInAgent(ctx, pod, args...)
 }
 
 // printSafe prints the output of another machine, without characters that a terminal interprets.

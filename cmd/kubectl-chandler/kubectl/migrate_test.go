@@ -32,9 +32,9 @@ func TestMigrate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := newOptions("v1.2.3")
-			o.client = client
+			o.Client = client
 			var got []string
-			o.exec = func(_ context.Context, _ *corev1.Pod, command []string) (stdout, stderr []byte, err error) {
+			o.Exec = func(_ context.Context, _ *corev1.Pod, command []string) (stdout, stderr []byte, err error) {
 				got = command
 				if test.fails != "" {
 					return nil, []byte(test.fails), errors.New("exit code 1")

@@ -77,7 +77,7 @@ func (v *view) describeDevice(node string, info map[string]string, families map[
 		if h.Pod == "" && labels["api"] == string(discovery.ModeDevicePlugin) {
 			h.Namespace, h.Pod = "?", "?" // the kubelet has not named the pod yet
 		}
-		h.Since = v.podStart(h.Namespace, h.Pod)
+		h.Since = v.PodStart(h.Namespace, h.Pod)
 		if d.State = fleet.Held; !slices.ContainsFunc(d.Holders, func(other fleet.Holder) bool {
 			return other.Name() == h.Name() && other.ResourceOrClaim() == h.ResourceOrClaim()
 		}) {

@@ -91,7 +91,7 @@ func (r *reportOptions) run(ctx context.Context, cmd *cobra.Command, nodes []str
 		}
 	}
 	r.leftOut(c)
-	c.addLine("version", fmt.Sprintf("created by %s %s", pluginName, r.version))
+	c.addLine("version", fmt.Sprintf("created by %s %s", pluginName, r.Version))
 	file := cmp.Or(r.file, c.name+".tar.gz")
 	archive, err := c.writeArchive()
 	if err != nil {

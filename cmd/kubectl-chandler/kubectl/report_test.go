@@ -97,8 +97,8 @@ func report(t *testing.T, client *fake.Clientset, width int, args ...string) (st
 		t.Fatal(err)
 	}
 	o := newOptions("v1.2.3")
-	o.client, o.width, o.now = client, width, func() time.Time { return fleettest.Now }
-	o.exec = func(_ context.Context, pod *corev1.Pod, command []string) (out, errOut []byte, err error) {
+	o.Client, o.width, o.now = client, width, func() time.Time { return fleettest.Now }
+	o.Exec = func(_ context.Context, pod *corev1.Pod, command []string) (out, errOut []byte, err error) {
 		switch {
 		case pod.Spec.NodeName == "gpu-node-07":
 			return nil, []byte("pods \"x\" is forbidden: cannot create pods/exec\n"), errors.New("exit code 1")

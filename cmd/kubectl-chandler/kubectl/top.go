@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"chandler.dev/cmd/kubectl-chandler/kubectl/cluster"
 	"chandler.dev/internal/fleet"
 	"chandler.dev/internal/terminal"
 )
@@ -38,7 +39,7 @@ resource. The API server has no other information about them.`,
 			if err := o.checkOutput(); err != nil {
 				return err
 			}
-			v, err := o.read(cmd.Context(), cmd, reading{})
+			v, err := o.read(cmd.Context(), cmd, cluster.Reading{})
 			if err != nil {
 				return err
 			}
@@ -47,7 +48,7 @@ resource. The API server has no other information about them.`,
 			case o.output == "json":
 				return writeJSON(cmd.OutOrStdout(), top)
 			case len(args) == 1 && args[0] == "nodes":
-				top.writeNodes(cmd.OutOrStdout(), o.style(cmd), v.now)
+				top.writeNodes(cmd.OutOrStdout(), o.style(cmd), v.Now)
 			default:
 				top.writeModels(cmd.OutOrStdout(), o.style(cmd))
 			}

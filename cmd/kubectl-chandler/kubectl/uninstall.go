@@ -19,11 +19,11 @@ func newUninstall(o *options) *cobra.Command {
 		Example: "  kubectl chandler uninstall\n  kubectl chandler uninstall --namespace accelerators",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := o.connect()
+			client, err := o.NewClient()
 			if err != nil {
 				return fmt.Errorf("API server: %w", err)
 			}
-			namespace := cmp.Or(o.overrides.Context.Namespace, uninstall.DefaultNamespace)
+			namespace := cmp.Or(o.Overrides.Context.Namespace, uninstall.DefaultNamespace)
 			return uninstall.Run(cmd.Context(), client, namespace, timeout, cmd.OutOrStdout())
 		},
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"chandler.dev/cmd/kubectl-chandler/kubectl/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/fleet"
 	"chandler.dev/internal/terminal"
@@ -41,7 +42,7 @@ the node shows it.`,
 			if err := o.checkOutput(); err != nil {
 				return err
 			}
-			v, err := o.read(cmd.Context(), cmd, reading{})
+			v, err := o.read(cmd.Context(), cmd, cluster.Reading{})
 			if err != nil {
 				return err
 			}
@@ -62,7 +63,7 @@ the node shows it.`,
 			if o.output == "json" {
 				return writeJSON(cmd.OutOrStdout(), who)
 			}
-			who.write(cmd.OutOrStdout(), o.style(cmd), v.now)
+			who.write(cmd.OutOrStdout(), o.style(cmd), v.Now)
 			return nil
 		},
 		ValidArgsFunction: o.completeNodesAndPods,
@@ -103,7 +104,7 @@ func (v *view) whoHas(word string) (*whoView, error) {
 			return found, nil
 		}
 	}
-	return nil, fmt.Errorf("%s is not a node, a pod of namespace %s, or a device: specify a pod of another namespace as NAMESPACE/POD", word, v.namespace)
+	return nil, fmt.Errorf("%s is not a node, a pod of namespace %s, or a device: specify a pod of another namespace as NAMESPACE/POD", word, v.Namespace)
 }
 
 func (v *view) ofNode(f *fleet.Fleet, name string) *whoView {
@@ -122,7 +123,7 @@ func (v *view) ofNode(f *fleet.Fleet, name string) *whoView {
 func (v *view) ofPod(f *fleet.Fleet, name string) *whoView {
 	namespace, pod, qualified := strings.Cut(name, "/")
 	if !qualified {
-		namespace, pod = v.namespace, name
+		namespace, pod = v.Namespace, name
 	}
 	known := false
 	for i := range v.Pods {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
+	"chandler.dev/cmd/kubectl-chandler/kubectl/cluster"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/fleet"
 	"chandler.dev/internal/terminal"
@@ -72,24 +73,24 @@ func (o *options) explainPod(ctx context.Context, cmd *cobra.Command, word strin
 		return false, err
 	}
 	if namespace, name, qualified := strings.Cut(strings.TrimPrefix(word, "pod/"), "/"); qualified {
-		o.overrides.Context.Namespace, word = namespace, name
+		o.Overrides.Context.Namespace, word = namespace, name
 	} else {
 		word = namespace
 	}
-	v, err := o.read(ctx, cmd, reading{drivers: true, classes: true, templates: true})
+	v, err := o.read(ctx, cmd, cluster.Reading{Drivers: true, Classes: true, Templates: true})
 	if err != nil {
 		return false, err
 	}
-	pod, err := v.client.CoreV1().Pods(v.namespace).Get(ctx, word, metav1.GetOptions{})
+	pod, err := v.Client.CoreV1().Pods(v.Namespace).Get(ctx, word, metav1.GetOptions{})
 	if err != nil {
-		return false, fmt.Errorf("get pod %s/%s: %w", v.namespace, word, err)
+		return false, fmt.Errorf("get pod %s/%s: %w", v.Namespace, word, err)
 	}
 	answer, err := why.ExplainPod(ctx, v.Input, pod)
 	if err != nil {
 		return false, err
 	}
 	if pod.Status.Phase == corev1.PodPending && (!answer.Waits || answer.AwaitsClaim()) {
-		events, err := v.client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()})
+		events, err := v.Client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()})
 		if err != nil {
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s: the pod's Events could not be read: %v\n", pluginName, err)
 		} else {
@@ -101,7 +102,7 @@ func (o *options) explainPod(ctx context.Context, cmd *cobra.Command, word strin
 	if o.output == "json" {
 		return answer.Waits, writeJSON(cmd.OutOrStdout(), answer)
 	}
-	w := whyWriter{out: cmd.OutOrStdout(), style: o.style(cmd), now: v.now}
+	w := whyWriter{out: cmd.OutOrStdout(), style: o.style(cmd), now: v.Now}
 	w.write(answer)
 	return answer.Waits, nil
 }

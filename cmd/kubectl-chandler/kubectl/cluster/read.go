@@ -1,4 +1,4 @@
-package kubectl
+package cluster
 
 import (
 	"context"
@@ -17,32 +17,32 @@ import (
 	"chandler.dev/internal/fleet"
 )
 
-// reading selects the objects that a command needs.
-type reading struct {
-	drivers   bool // of all DRA drivers, not only of Chandler
-	classes   bool
-	templates bool // in the namespace
+// A Reading selects the objects that a command needs.
+type Reading struct {
+	Drivers   bool // of all DRA drivers, not only of Chandler
+	Classes   bool
+	Templates bool // in the namespace
 }
 
-// view is the part of a cluster that the user may read.
-type view struct {
+// A View is the part of a cluster that the user may read.
+type View struct {
 	fleet.Input
-	client    kubernetes.Interface
-	namespace string
-	now       time.Time
-	missing   []string // what could not be read, and the consequences
+	Client    kubernetes.Interface
+	Namespace string
+	Now       time.Time
+	Missing   []string // what could not be read, and the consequences
 }
 
 // read reads the selected objects, and notes those that the user may not read. It fails if neither
 // slices nor nodes are readable.
-func (v *view) read(ctx context.Context, what reading) error {
-	dra := draclient.New(v.client)
+func (v *View) read(ctx context.Context, what Reading) error {
+	dra := draclient.New(v.Client)
 	of := metav1.ListOptions{}
-	if !what.drivers {
+	if !what.Drivers {
 		of.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, discovery.Domain).String()
 	}
 	slicesErr := listObjects(ctx, dra.ResourceSlices().List, of, func(l *resourceapi.ResourceSliceList) { v.Slices = l.Items })
-	nodesErr := listObjects(ctx, v.client.CoreV1().Nodes().List, metav1.ListOptions{}, func(l *corev1.NodeList) { v.Nodes = l.Items })
+	nodesErr := listObjects(ctx, v.Client.CoreV1().Nodes().List, metav1.ListOptions{}, func(l *corev1.NodeList) { v.Nodes = l.Items })
 	if slicesErr != nil && nodesErr != nil {
 		return fmt.Errorf("list ResourceSlices: %w", slicesErr)
 	}
@@ -54,9 +54,9 @@ func (v *view) read(ctx context.Context, what reading) error {
 		return listObjects(ctx, dra.ResourceClaims(namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimList) { v.Claims = l.Items })
 	})
 	v.readEverywhere("pods", "what pods of other namespaces have by limits counts as free", func(namespace string) error {
-		return listObjects(ctx, v.client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(l *corev1.PodList) { v.Pods = l.Items })
+		return listObjects(ctx, v.Client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(l *corev1.PodList) { v.Pods = l.Items })
 	})
-	if what.classes {
+	if what.Classes {
 		err := listObjects(ctx, dra.DeviceClasses().List, metav1.ListOptions{}, func(l *resourceapi.DeviceClassList) { v.Classes = l.Items })
 		v.noteUnreadable(err, "DeviceClasses", "the devices of classes are unknown")
 	}
@@ -64,8 +64,8 @@ func (v *view) read(ctx context.Context, what reading) error {
 	err := listObjects(ctx, dra.DeviceTaintRules().List, metav1.ListOptions{}, func(l *resourceapi.DeviceTaintRuleList) { rules = l.Items })
 	v.noteUnreadable(err, "DeviceTaintRules", "taints that administrators set are left out")
 	v.applyTaints(rules)
-	if what.templates {
-		err := listObjects(ctx, dra.ResourceClaimTemplates(v.namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
+	if what.Templates {
+		err := listObjects(ctx, dra.ResourceClaimTemplates(v.Namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
 		v.noteUnreadable(err, "ResourceClaimTemplates", "claims that are not created yet are left out")
 	}
 	return nil
@@ -73,34 +73,34 @@ func (v *view) read(ctx context.Context, what reading) error {
 
 // readEverywhere reads the objects of all namespaces or, if that is forbidden, of the user's
 // namespace.
-func (v *view) readEverywhere(what, then string, read func(namespace string) error) {
+func (v *View) readEverywhere(what, then string, read func(namespace string) error) {
 	err := read(metav1.NamespaceAll)
 	if !apierrors.IsForbidden(err) {
 		v.noteUnreadable(err, what, "the consumers of devices are unknown")
 		return
 	}
-	if own := read(v.namespace); own != nil {
+	if own := read(v.Namespace); own != nil {
 		v.noteUnreadable(own, what, "the consumers of devices are unknown")
 		return
 	}
-	v.missing = append(v.missing, fmt.Sprintf("%s of other namespaces than %s: forbidden; %s", what, v.namespace, then))
+	v.Missing = append(v.Missing, fmt.Sprintf("%s of other namespaces than %s: forbidden; %s", what, v.Namespace, then))
 }
 
 // noteUnreadable notes what could not be read, and the consequences. An API server without
 // resource.k8s.io has no such objects, which is not noted.
-func (v *view) noteUnreadable(err error, what, then string) {
+func (v *View) noteUnreadable(err error, what, then string) {
 	switch {
 	case err == nil, apierrors.IsNotFound(err):
 	case apierrors.IsForbidden(err):
-		v.missing = append(v.missing, fmt.Sprintf("%s: forbidden; %s", what, then))
+		v.Missing = append(v.Missing, fmt.Sprintf("%s: forbidden; %s", what, then))
 	default:
-		v.missing = append(v.missing, fmt.Sprintf("%s: %v; %s", what, err, then))
+		v.Missing = append(v.Missing, fmt.Sprintf("%s: %v; %s", what, err, then))
 	}
 }
 
 // applyTaints applies DeviceTaintRules to the devices, as the scheduler does before it considers
 // them (resourceslice/tracker/tracker.go of k8s.io/dynamic-resource-allocation 0.37, applyPatches).
-func (v *view) applyTaints(rules []resourceapi.DeviceTaintRule) {
+func (v *View) applyTaints(rules []resourceapi.DeviceTaintRule) {
 	is := func(wanted *string, name string) bool { return wanted == nil || *wanted == name }
 	for i := range rules {
 		selector := rules[i].Spec.DeviceSelector
@@ -127,8 +127,8 @@ func listObjects[L any](ctx context.Context, read func(context.Context, metav1.L
 	return err
 }
 
-// podStart returns the start time of a pod, zero if unknown.
-func (v *view) podStart(namespace, name string) (since time.Time) {
+// PodStart returns the start time of a pod, zero if unknown.
+func (v *View) PodStart(namespace, name string) (since time.Time) {
 	for i := range v.Pods {
 		if p := &v.Pods[i]; p.Namespace == namespace && p.Name == name {
 			since = p.CreationTimestamp.Time
