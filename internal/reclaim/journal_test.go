@@ -5,12 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"chandler.dev/discovery"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/ledger"
 )
@@ -184,6 +186,30 @@ func TestClaimIsConfiguredAgain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A claim ends while the records of all claims are compared with the ledger. Its device stays
+// withheld without a gap.
+func TestClaimEndsDuringRefresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.open()
+		b.trains()
+		b.gives("pod")
+		wanted := []ledger.Hold{{Device: "d", Silicon: "d", Whole: true}}
+		b.disk.Before = func(disktest.Op, string) error {
+			if b.ledger.View(&ledger.Present{}).BlockedBy(discovery.ModeDRA, "", wanted) == nil {
+				t.Error("other consumers may have the device although process 47 has it open")
+			}
+			return nil
+		}
+		end := sync.OnceFunc(b.ends)
+		b.config.Users = func(ledger.Owner) []string { end(); return nil }
+		stop := b.run()
+		time.Sleep(2 * refreshInterval)
+		b.keeps("process 47 (train) has it open")
+		b.handsOver(stop)
+	})
 }
 
 // Records of earlier versions are read from their directory, and moved to the journal.

@@ -267,6 +267,9 @@ func (c *Manager) recordEntry(e ledger.Entry, has func(device string) bool, ende
 		return nil, nil
 	}
 	defer c.takeTurn()()
+	if !ended && !c.isPresent(e) {
+		return nil, nil // the owner has ended since it was listed
+	}
 	var errs []error
 	for _, h := range e.Holds() {
 		if h.Open || has != nil && has(h.Device) {
@@ -283,6 +286,13 @@ func (c *Manager) recordEntry(e ledger.Entry, has func(device string) bool, ende
 		}
 	}
 	return kept, errors.Join(errs...)
+}
+
+// isPresent reports whether the ledger still has an owner that is not ending. An ending owner may be
+// reclaimed already.
+func (c *Manager) isPresent(e ledger.Entry) bool {
+	now, state := c.config.Ledger.Get(e.Key())
+	return now != nil && now.Owner() == e.Owner() && state != ledger.Ending
 }
 
 // recordOf returns the record of an owner's device. If there is none, it returns a new record if
@@ -418,9 +428,7 @@ func (c *Manager) refreshRecords(ctx context.Context) {
 	c.pods.askAll(ctx, view.Claims())
 	var entries []ledger.Entry
 	for _, claim := range view.Claims() {
-		if _, state := c.config.Ledger.Get(claim.Key()); state != ledger.Ending { // an ending claim may be reclaimed already
-			entries = append(entries, claim)
-		}
+		entries = append(entries, claim)
 	}
 	for _, grant := range view.OwnGrants() {
 		entries = append(entries, grant)
