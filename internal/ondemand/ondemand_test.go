@@ -500,6 +500,42 @@ func TestLookHangs(t *testing.T) {
 	})
 }
 
+// A program that hangs is waited for once, and keeps the lease on its function until it ends.
+func TestProgramHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		hangs := make(chan struct{})
+		m := k.maker("1")
+		m.config.Programs = map[string]func(context.Context, discovery.PartitionChange) ([]byte, error){
+			"cells": func(context.Context, discovery.PartitionChange) ([]byte, error) {
+				<-hangs
+				return []byte("1"), nil
+			},
+		}
+		m.config.Families = []*discovery.Family{{Name: "cells", Remove: cells.Remove, Create: func(_ *discovery.Host, tools discovery.Tools, c discovery.Creation) (discovery.Work, error) {
+			return func(ctx context.Context) error {
+				output, err := tools.ChangePartition(ctx, discovery.PartitionChange{Function: "cell-0"})
+				if err != nil {
+					return err
+				}
+				return tools.Write(c.How["attribute"], string(output))
+			}, nil
+		}}}
+		if err := get(t.Context(), m, k.scan(), 0); err == nil || !strings.Contains(err.Error(), "has not ended after 1m2s") {
+			t.Errorf("error %v", err)
+		}
+		if _, err := m.RemoveUnit(t.Context(), "cell-0"); err == nil || !strings.Contains(err.Error(), "has not ended yet") {
+			t.Errorf("removed while the program runs: %v", err)
+		}
+		close(hangs)
+		synctest.Wait()
+		if err := get(t.Context(), m, k.scan(), 0); err != nil {
+			t.Error(err)
+		}
+		k.check(true)
+	})
+}
+
 // A removal does not wait for the disappearance of a device that exists only without the unit, such
 // as the device that was divided, although that device belonged to the unit while it was missing.
 func TestWholeComesBack(t *testing.T) {

@@ -273,7 +273,7 @@ var errNoPrivilege = errors.New("the agent may not change the host: this needs o
 // changeTools returns the tools for changes of a unit.
 func (m *Manager) changeTools(lease *ledger.Lease, family string) discovery.Tools {
 	return discovery.Tools{
-		ChangePartition: m.config.Programs[family],
+		ChangePartition: m.runProgram(lease, family),
 		Write:           func(name, value string) error { return m.set(lease, name, value) },
 		AmendRecord:     m.amendRecord,
 		RemoveRecord:    m.removeRecord,
@@ -285,6 +285,31 @@ func (m *Manager) changeTools(lease *ledger.Lease, family string) discovery.Tool
 		},
 	}
 }
+
+// runProgram returns the function that runs a family's program for a change, nil if the family has
+// none.
+func (m *Manager) runProgram(lease *ledger.Lease, family string) func(context.Context, discovery.PartitionChange) ([]byte, error) {
+	program := m.config.Programs[family]
+	if program == nil {
+		return nil
+	}
+	return func(ctx context.Context, c discovery.PartitionChange) ([]byte, error) {
+		output := make(chan []byte, 1)
+		err := lease.Do(m.config.Limit+killTime, "a program for "+c.Function, func() error {
+			text, err := program(ctx, c)
+			output <- text
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		return <-output, nil
+	}
+}
+
+// killTime is how long a program may take to end after it was killed at its own limit, which is a
+// minute, like the limit of a write.
+const killTime = 2 * time.Second
 
 // set writes an attribute for a unit.
 func (m *Manager) set(lease *ledger.Lease, name, value string) error {

@@ -18,7 +18,9 @@ const changeLimit = time.Minute
 
 // ChangePartition runs the program once for a change, and returns its output. Then ChangePartition
 // makes the running program scan again. Changes of the same function run one at a time. A change
-// longer than changeLimit is killed, with an unknown result.
+// longer than changeLimit is killed, with an unknown result. A program that hangs in the kernel cannot
+// be killed: ChangePartition returns only after the end of the program, because the caller has a lease
+// until then.
 func (n *Informant) ChangePartition(ctx context.Context, c discovery.PartitionChange) ([]byte, error) {
 	limit := fmt.Errorf("%s has not ended within %s", n.Name, changeLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, changeLimit, limit)
@@ -27,25 +29,9 @@ func (n *Informant) ChangePartition(ctx context.Context, c discovery.PartitionCh
 	if err != nil {
 		return nil, err
 	}
-	var output []byte
-	var warning string
-	ended := make(chan error, 1)
-	go func() {
-		var err error
-		output, warning, err = n.change(ctx, c)
-		n.lookAgain()
-		leave()
-		ended <- err
-	}()
-	select {
-	case err = <-ended:
-	case <-ctx.Done():
-		select {
-		case err = <-ended:
-		case <-time.After(2 * time.Second): // the program hangs in the kernel, and cannot be killed
-			return nil, context.Cause(ctx)
-		}
-	}
+	defer leave()
+	output, warning, err := n.change(ctx, c)
+	n.lookAgain()
 	if err != nil {
 		return nil, err
 	}
@@ -55,10 +41,10 @@ func (n *Informant) ChangePartition(ctx context.Context, c discovery.PartitionCh
 	return output, nil
 }
 
-// change runs the program once, or lets the host service run it.
+// change runs the program once, or lets the host service run it, which has the same limit.
 func (n *Informant) change(ctx context.Context, c discovery.PartitionChange) (output []byte, warning string, err error) {
 	if n.service != nil {
-		return n.service.ChangePartition(ctx, n.Service, c)
+		return n.service.ChangePartition(context.WithoutCancel(ctx), n.Service, c)
 	}
 	args, err := n.ChangeArgs(c)
 	if err != nil {

@@ -2,10 +2,13 @@ package informant
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -13,6 +16,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/hostservice"
 )
 
 // changer returns an informant for a program, which is a shell script.
@@ -99,6 +103,31 @@ func TestChangeHangs(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
+}
+
+// slowService is a transport to a host service that fails after a while.
+type slowService struct{ takes time.Duration }
+
+func (s slowService) RoundTrip(r *http.Request) (*http.Response, error) {
+	select {
+	case <-time.After(s.takes):
+		return nil, errors.New("connection reset")
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+// A change by the host service is awaited to its end, because a write may go on until then.
+func TestChangeByServiceIsAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := changer(t, "")
+		n.service = hostservice.NewClient("", slowService{2 * changeLimit})
+		ctx := hostservice.WithLease(t.Context(), hostservice.Lease{Name: "test", Function: discovery.DeviceKey{Function: "x"}})
+		began := time.Now()
+		if _, err := n.ChangePartition(ctx, discovery.PartitionChange{Function: "x"}); err == nil || time.Since(began) != 2*changeLimit {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+	})
 }
 
 // The running program reads a line as the request for a scan.
