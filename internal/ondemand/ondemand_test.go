@@ -460,6 +460,11 @@ func TestHangs(t *testing.T) {
 		if _, err := m.RemoveUnit(t.Context(), "cell-0"); err == nil || !strings.Contains(err.Error(), "has not ended yet") {
 			t.Errorf("undone beside it: %v", err)
 		}
+		// The claim may have ended: the whole device changes as soon as the write ends.
+		view := m.config.Ledger.View(&ledger.Present{})
+		if view.BlockedBy(discovery.ModeDRA, "other", []ledger.Hold{ledger.SiliconHold("cell-0")}) == nil {
+			t.Error("another claim may have the whole device while the write goes on")
+		}
 		k.mu.Lock()
 		k.hangs = nil
 		k.mu.Unlock()

@@ -44,7 +44,11 @@ func (m *Manager) Configurer(next discovery.Configurer) discovery.Configurer {
 // continues where an earlier call or agent has stopped.
 func (m *Manager) make(ctx context.Context, d *discovery.Device, consumer string) (discovery.Device, error) {
 	unit := d.Creation.Unit
-	lease, err := m.config.Ledger.Leases.AwaitLease(ctx, ledger.Change{Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(d.Creation)}, OnEnd: m.config.Changed}, m.config.Stock)
+	change := ledger.Change{
+		Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(d.Creation)}, OnEnd: m.config.Changed,
+		Devices: []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}, // an overdue write outlasts the consumer
+	}
+	lease, err := m.config.Ledger.Leases.AwaitLease(ctx, change, m.config.Stock)
 	if err != nil {
 		return *d, err
 	}
