@@ -101,24 +101,29 @@ ROOT := $(filter 0,$(shell id -u))
 NEEDS_ROOT := needs root, for namespaces, mounts and control groups
 as_root = $(if $(ROOT),$(1),@$(TESTRUN) leave-out '$@' '$(NEEDS_ROOT)')
 
-# Tests on Kubernetes wait most of the time. Therefore three groups run at the same time: two halves
-# of the package e2e, each on a cluster of its own, and the other packages. E2E_MOVES lists the tests
-# in which devices move to the device plugin API, or are created on demand. The packages of guests
+# Tests on Kubernetes wait most of the time. Therefore four groups run at the same time: three parts of
+# the package e2e, each on a cluster of its own, and the other packages. In the tests of E2E_MOVES and
+# E2E_DEVICES, devices move to the device plugin API, or are created or shared. The packages of guests
 # and takeovers run a short selection, and the package of slices every tenth combination of feature
 # gates.
-E2E_MOVES := TestDevicePlugin|TestMIG|TestMode|TestMove|TestNodeLabel|TestSharedMemory
+E2E_MOVES   := TestMode|TestMove|TestNodeLabel
+E2E_DEVICES := TestBurst|TestDevicePlugin|TestEvents|TestMIG|TestSharedMemory
 
 e2e: $(TESTRUN) ## Chandler on Kubernetes 1.37, and on one Debian kernel in QEMU; needs root for Kubernetes
-	@$(MAKE) --no-print-directory -j 3 $(if $(ROOT),e2e-moves e2e-no-moves) e2e-others
+	@$(MAKE) --no-print-directory -j 4 $(if $(ROOT),e2e-moves e2e-devices e2e-rest) e2e-others
 ifeq ($(ROOT),)
 	@$(TESTRUN) leave-out 'packages e2e and e2e/takeover' '$(NEEDS_ROOT)'
 endif
 
+.PHONY: e2e-moves e2e-devices e2e-rest e2e-others
 e2e-moves: $(TESTRUN)
 	cd e2e && $(E2E) -timeout 60m -run '$(E2E_MOVES)' .
 
-e2e-no-moves: $(TESTRUN)
-	cd e2e && $(E2E) -timeout 60m -skip '$(E2E_MOVES)' .
+e2e-devices: $(TESTRUN)
+	cd e2e && $(E2E) -timeout 60m -run '$(E2E_DEVICES)' .
+
+e2e-rest: $(TESTRUN)
+	cd e2e && $(E2E) -timeout 60m -skip '$(E2E_MOVES)|$(E2E_DEVICES)' .
 
 e2e-others: $(TESTRUN)
 	cd e2e && $(E2E) -short -timeout 60m ./guest ./chart $(if $(ROOT),./takeover )./validation ./pages
