@@ -323,11 +323,12 @@ func testMIGKilled(t *testing.T, step string) {
 	nothingCut(t)
 }
 
-// migStreams is the number of concurrent pods. migFor is the time during which new pods are
-// created.
+// migStreams is the number of concurrent pods. New pods are created for migFor, and until migPods have
+// had instances.
 const (
 	migStreams = 10
 	migFor     = 20 * time.Second
+	migPods    = 12
 )
 
 // testMIGRandom creates and deletes pods at random. All instances must obey NVIDIA's placement
@@ -344,11 +345,16 @@ func testMIGRandom(t *testing.T) {
 	watched := watchMIG(t)
 	var streams sync.WaitGroup
 	var mu sync.Mutex
-	began, ran, waited := time.Now(), make(map[string]int), 0
+	began, ran, pods, waited := time.Now(), make(map[string]int), 0, 0
+	isEnough := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return time.Since(began) > migFor && pods >= migPods || time.Since(began) > patience
+	}
 	for stream := range migStreams {
 		random := rand.New(rand.NewPCG(uint64(stream), 13))
 		streams.Go(func() {
-			for i := 0; time.Since(began) < migFor && !t.Failed(); i++ {
+			for i := 0; !isEnough() && !t.Failed(); i++ {
 				name, profile := fmt.Sprintf("random-%d-%d", stream, i), profiles[random.IntN(len(profiles))]
 				device, err := runForAWhile(t, name, profile, time.Duration(random.IntN(2500))*time.Millisecond)
 				if err != nil {
@@ -359,6 +365,7 @@ func testMIGRandom(t *testing.T) {
 					waited++
 				} else {
 					ran[device]++
+					pods++
 				}
 				mu.Unlock()
 			}
@@ -366,14 +373,10 @@ func testMIGRandom(t *testing.T) {
 	}
 	streams.Wait()
 	nothingCut(t)
-	pods := 0
-	for _, n := range ran {
-		pods += n
-	}
 	states, most := watched()
 	t.Logf("%d pods had instances at %d places, %d had no room; %d states, with up to %d instances at once", pods, len(ran), waited, states, most)
-	if pods < 12 {
-		t.Error("too little happened")
+	if pods < migPods {
+		t.Errorf("%d pods had instances within %s; want %d", pods, patience, migPods)
 	}
 }
 
