@@ -106,8 +106,8 @@ as_root = $(if $(ROOT),$(1),@$(TESTRUN) leave-out '$@' '$(NEEDS_ROOT)')
 # E2E_DEVICES, devices move to the device plugin API, or are created or shared. The packages of guests
 # and takeovers run a short selection, and the package of slices every tenth combination of feature
 # gates.
-E2E_MOVES   := TestMode|TestMove|TestNodeLabel
-E2E_DEVICES := TestBurst|TestDevicePlugin|TestEvents|TestMIG|TestSharedMemory
+E2E_MOVES   := TestEvents|TestMode|TestMove|TestNodeLabel
+E2E_DEVICES := TestBurst|TestDevicePlugin|TestMIG|TestSharedMemory
 
 e2e: $(TESTRUN) ## Chandler on Kubernetes 1.37, and on one Debian kernel in QEMU; needs root for Kubernetes
 	@$(MAKE) --no-print-directory -j 4 $(if $(ROOT),e2e-moves e2e-devices e2e-rest) e2e-others
