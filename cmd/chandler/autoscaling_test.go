@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
@@ -44,7 +45,7 @@ func TestGPUsFromZero(t *testing.T) {
 			Name: fmt.Sprintf("gpu-%d", i), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: new("gpu")}},
 		})
 	}
-	config, err := loadConfigHere("", v1alpha1.Node{}, examinedHost{})
+	config, err := settings.LoadHere("", v1alpha1.Node{}, settings.Host{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func TestGPUsFromZero(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := scan.ReadHost(configuredHost(host.FS(), config), families.All)
+	found := scan.ReadHost(settings.ConfiguredHost(host.FS(), config), families.All)
 	node, problems := agent.PoolTemplate(found, agent.Settings{Rules: config.Rules}, features.Set{})
 	if len(problems) > 0 {
 		t.Fatal(problems)

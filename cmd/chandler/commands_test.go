@@ -390,3 +390,6 @@ func TestDiscoverSaysPaths(t *testing.T) {
 		}
 	}
 }
+
+// header returns the beginning of a configuration.
+func header() string { return "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" }

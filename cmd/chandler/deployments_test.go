@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/chandler/settings"
 )
 
 // Every shipped ConfigMap contains a valid configuration.
@@ -31,7 +32,7 @@ func TestShippedConfigurations(t *testing.T) {
 			if err := os.WriteFile(config, []byte(manifest.Data["config.yaml"]), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := loadConfigHere(config, v1alpha1.Node{Name: "node", Labels: map[string]string{}}, examinedHost{}); err != nil {
+			if _, err := settings.LoadHere(config, v1alpha1.Node{Name: "node", Labels: map[string]string{}}, settings.Host{}); err != nil {
 				t.Error(err)
 			}
 		})

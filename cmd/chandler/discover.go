@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/labels"
@@ -48,7 +49,7 @@ read is reported on standard error, and the rest is printed.`,
   chandler discover --host-root /mnt/other-machine
   chandler discover rack7.host`,
 		Args:    cobra.MaximumNArgs(1),
-		PreRunE: oneHost,
+		PreRunE: settings.OneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
@@ -58,7 +59,7 @@ read is reported on standard error, and the rest is printed.`,
 	}
 	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&o.config, "config", "", "apply this DriverConfig `file`")
-	nodeFlags(cmd.Flags(), &o.node)
+	settings.NodeFlags(cmd.Flags(), &o.node)
 	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, tree, json, yaml, or labels for the node's labels")
 	cmd.Flags().BoolVar(&o.ascii, "ascii", false, "with -o tree, print only ASCII characters")
 	return cmd
@@ -72,7 +73,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if err != nil {
 		return err
 	}
-	config, err := loadConfigHere(o.config, o.node, hostOf(args, o.hostRoot))
+	config, err := settings.LoadHere(o.config, o.node, settings.HostOf(args, o.hostRoot))
 	if err != nil {
 		return err
 	}
@@ -82,13 +83,13 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		if err != nil {
 			return err
 		}
-		host = configuredHost(recorded.FS(), config)
+		host = settings.ConfiguredHost(recorded.FS(), config)
 	} else {
-		hostFS, err := openHostRoot(o.hostRoot)
+		hostFS, err := settings.OpenHostRoot(o.hostRoot)
 		if err != nil {
 			return err
 		}
-		host = configuredHost(hostFS, config)
+		host = settings.ConfiguredHost(hostFS, config)
 		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 	}
 	found, err := scan.Watch{Host: host, Families: families.All}.ScanOnce(ctx)
@@ -120,7 +121,7 @@ func readRecorded(file string) (*recorded.Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s is not a valid host recording: %w", file, err)
 	}
-	if missing := missingSys(host.FS()); missing != "" {
+	if missing := settings.MissingSys(host.FS()); missing != "" {
 		return nil, fmt.Errorf("host recording %s has %s", file, missing)
 	}
 	return host, nil

@@ -192,3 +192,24 @@ func TestWrongHost(t *testing.T) {
 		}
 	}
 }
+
+// Commands without a cluster read a configuration for a given node.
+func TestDiscoverOnANode(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, config, header()+"exclude: [{cel: 'true', nodes: {names: [worker-1]}}, {cel: 'true', nodes: {matchLabels: {pool: idle}}}]\n")
+	discover := func(args ...string) (string, error) {
+		out, _, err := chandler(append([]string{"discover", "--config", config, kvmHost}, args...)...)
+		return out, err
+	}
+	for _, args := range [][]string{{"--node-name=worker-1", "--node-labels=a=b"}, {"--node-name=worker-2", "--node-labels=pool=idle"}} {
+		if out, err := discover(args...); err != nil || !strings.Contains(out, "No accelerators") {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+	}
+	if out, err := discover("--node-name=worker-2", "--node-labels=a=b"); err != nil || !strings.Contains(out, "kvm") {
+		t.Errorf("another node: %v\n%s", err, out)
+	}
+	if _, err := discover("--node-name=worker-2"); err == nil || !strings.Contains(err.Error(), "--node-labels") {
+		t.Errorf("without labels: %v", err)
+	}
+}

@@ -17,6 +17,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/command"
 	"chandler.dev/internal/doctor"
@@ -67,7 +68,7 @@ warnings), and 2 if doctor itself could not run.`,
   chandler doctor --wait 60s --quiet
   chandler doctor rack7.host -o json`,
 		Args:    cobra.MaximumNArgs(1),
-		PreRunE: oneHost,
+		PreRunE: settings.OneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.inheritOptions(cmd.Flags(), gather.OwnFlags())
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
@@ -89,7 +90,7 @@ warnings), and 2 if doctor itself could not run.`,
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file` of the agent; by default, the agent's copy")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file` for the API server; optional in a pod, and on a node with /etc/kubernetes/admin.conf or kubelet.conf")
 	flags.StringVar(&o.agent, "agent", "", "`address` of the agent's health checks, such as 10.0.0.7:8080; by default, it is detected")
-	nodeFlags(flags, &o.node)
+	settings.NodeFlags(flags, &o.node)
 	return cmd
 }
 
@@ -147,7 +148,7 @@ func (o *doctorOptions) runDoctor(ctx context.Context, out, errOut io.Writer, ar
 	if o.wait < 0 {
 		return couldNot(fmt.Errorf("--wait %s: want a time that is not negative", o.wait))
 	}
-	if o.node.Name, err = hostOf(args, o.hostRoot).nodeName(o.node.Name); err != nil {
+	if o.node.Name, err = settings.HostOf(args, o.hostRoot).NodeName(o.node.Name); err != nil {
 		return couldNot(err)
 	}
 	var report *report.Report
@@ -209,7 +210,7 @@ func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args 
 		gathering.Node = filepath.Base(args[0])
 	} else {
 		var err error
-		if gathering.HostFS, err = openHostRoot(o.hostRoot); err != nil {
+		if gathering.HostFS, err = settings.OpenHostRoot(o.hostRoot); err != nil {
 			return nil, err
 		}
 		gathering.HasProc = hostfs.HasProc(gathering.HostFS)

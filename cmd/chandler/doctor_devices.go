@@ -19,6 +19,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/pciids"
@@ -45,7 +46,7 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 	if err != nil {
 		return err
 	}
-	host := configuredHost(g.HostFS, config)
+	host := settings.ConfiguredHost(g.HostFS, config)
 	if g.Source == "" {
 		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 	}
@@ -66,7 +67,7 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 		}
 	}
 
-	settler := scan.Settler{Severity: severityOf(config.Health.Severity), IsHeld: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
+	settler := scan.Settler{Severity: settings.SeverityOf(config.Health.Severity), IsHeld: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
 	if data, err := fs.ReadFile(state, healthFile); err == nil {
 		_ = json.Unmarshal(data, &settler) // the times of the states; without them, no times are reported
 	}

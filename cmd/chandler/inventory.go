@@ -19,6 +19,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/cmd/chandler/agent/telemetry"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/pciids"
@@ -60,7 +61,7 @@ With --serve, the command serves the web UI instead, until it is interrupted.`,
   chandler inventory --serve rack7.host
   chandler inventory -o json | jq '.devices[] | select(.state == "free") | .name'`,
 		Args:    cobra.MaximumNArgs(1),
-		PreRunE: oneHost,
+		PreRunE: settings.OneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
@@ -99,8 +100,8 @@ func (o *inventoryOptions) run(ctx context.Context, out, errOut io.Writer, args 
 
 // facts returns the input of the inventory.
 func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []string) (inventory.Facts, error) {
-	host, err := hostOf(args, o.hostRoot), error(nil)
-	if o.node.Name, err = host.nodeName(o.node.Name); err != nil {
+	host, err := settings.HostOf(args, o.hostRoot), error(nil)
+	if o.node.Name, err = host.NodeName(o.node.Name); err != nil {
 		return inventory.Facts{}, err
 	}
 	kubelet := o.kubeletRoot
@@ -123,9 +124,9 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 	facts := telemetry.StandingFacts(n.Standing, n.listing, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
 	facts.ConsumersKnown, facts.Functions, facts.Products, facts.At = asked, n.functions, n.products, time.Now()
 	facts.Name, facts.Version, facts.Families = o.node.Name, buildVersion(), len(families.All)
-	if host.recording != "" {
-		facts.Recorded = filepath.Base(host.recording)
-		facts.Name, err = host.name()
+	if host.Recording != "" {
+		facts.Recorded = filepath.Base(host.Recording)
+		facts.Name, err = host.Name()
 	}
 	return facts, err
 }
@@ -240,7 +241,7 @@ func writeInventory(out io.Writer, inv *inventory.Inventory, format string, asci
 // treePrinter returns a function that prints a snapshot as a tree, without consumers.
 func (o discoverOptions) treePrinter(args []string) printFunc {
 	return func(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
-		name, err := hostOf(args, o.hostRoot).name()
+		name, err := settings.HostOf(args, o.hostRoot).Name()
 		if err != nil {
 			return err
 		}

@@ -23,6 +23,8 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/cmd/chandler/migration"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/pciids"
@@ -79,7 +81,7 @@ For a host recording, all devices are assumed to be free, unless --kubelet-root 
   chandler migrate plan rack7.host --config config.yaml --node-labels=pool=training
   chandler migrate plan --next new-config.yaml`,
 		Args:    cobra.MaximumNArgs(1),
-		PreRunE: oneHost,
+		PreRunE: settings.OneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
@@ -122,7 +124,7 @@ func (o *migrateOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.kubeletRoot, "kubelet-root", defaultKubeletRoot, "the kubelet's `directory`, its --root-dir")
 	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which does not depend on the kubelet's --root-dir")
 	flags.StringVar(&o.config, "config", "", "current DriverConfig `file`; by default, the agent's copy")
-	nodeFlags(flags, &o.node)
+	settings.NodeFlags(flags, &o.node)
 	flags.StringVarP(&o.output, "output", "o", "table", "table or json")
 }
 
@@ -135,7 +137,7 @@ func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		return command.UsageError(fmt.Errorf("--to %q: want DRA, DevicePlugin or Auto", o.to))
 	}
 	var err error
-	if o.node.Name, err = hostOf(args, o.hostRoot).nodeName(o.node.Name); err != nil {
+	if o.node.Name, err = settings.HostOf(args, o.hostRoot).NodeName(o.node.Name); err != nil {
 		return err
 	}
 	n, err := o.readNode(ctx, errOut, args)
@@ -153,14 +155,14 @@ func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	case n.API == nil:
 		return fmt.Errorf("%s: no agent has decided yet which API offers what", filepath.Join(o.kubeletRoot, stateDir))
 	}
-	m := migration{Node: o.node.Name, plan: o.plan}
-	m.add(n.PlanSteps(next), n.Entries, n.pods) //nolint:contextcheck // evaluating an expression does not block
+	m := migration.Move{Node: o.node.Name, Plan: o.plan}
+	m.AddSteps(n.PlanSteps(next), n.Entries, n.pods) //nolint:contextcheck // evaluating an expression does not block
 	if o.output == "json" {
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(m)
 	}
-	return m.print(out)
+	return m.Print(out)
 }
 
 // stateDir is the agent's directory below the kubelet's.
@@ -196,7 +198,7 @@ func (o *migrateOptions) readNode(ctx context.Context, errOut io.Writer, args []
 			devicePlugins, _ = fs.Sub(kubelet, "device-plugins")
 			listing = nil
 		}
-	} else if host.FS, err = openHostRoot(o.hostRoot); err != nil {
+	} else if host.FS, err = settings.OpenHostRoot(o.hostRoot); err != nil {
 		return n, err
 	}
 	state, err := fs.Sub(kubelet, stateDir)
@@ -207,7 +209,7 @@ func (o *migrateOptions) readNode(ctx context.Context, errOut io.Writer, args []
 	if err != nil {
 		return n, err
 	}
-	host = configuredHost(host.FS, config)
+	host = settings.ConfiguredHost(host.FS, config)
 	if len(args) == 0 {
 		informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 		if unlisted != nil {
@@ -244,7 +246,7 @@ func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (
 		return nil, fmt.Errorf("read config: %w", err)
 	}
 	if o.node.Labels == nil {
-		o.node.Labels = keptLabels(ctx, state)
+		o.node.Labels = settings.KeptLabels(ctx, state)
 	}
 	if config, err = compile.ForNode(n.text, o.node); err != nil {
 		return nil, fmt.Errorf("config %s: %w", cmp.Or(o.config, "that the agent keeps"), err)
@@ -266,7 +268,7 @@ func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (
 func (o *migrateOptions) nextConfig(text []byte) (*compile.NodeConfig, error) {
 	node := o.node
 	if o.next != "" {
-		return loadConfig(o.next, node)
+		return settings.Load(o.next, node)
 	}
 	node.Labels = maps.Clone(node.Labels)
 	if node.Labels == nil {

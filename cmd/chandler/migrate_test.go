@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"chandler.dev/cmd/chandler/agent/placement"
+	"chandler.dev/cmd/chandler/migration"
 )
 
 // kubeletDir creates the files of a kubelet and an agent on a node with eight GPUs.
@@ -46,13 +47,13 @@ const (
 )
 
 // migrate returns the output of a migrate command for the eight GPUs.
-func migrate(t *testing.T, kubelet string, args ...string) (m migration, devices map[string]migratingDevice) {
+func migrate(t *testing.T, kubelet string, args ...string) (m migration.Move, devices map[string]migration.Device) {
 	t.Helper()
 	args = append([]string{"migrate", args[0], "-o", "json", "--node-name=worker", "--kubelet-root", kubelet, "--device-plugin-dir", filepath.Join(kubelet, "device-plugins")}, args[1:]...)
 	if err := json.Unmarshal([]byte(mustRun(t, args...)), &m); err != nil {
 		t.Fatal(err)
 	}
-	devices = make(map[string]migratingDevice)
+	devices = make(map[string]migration.Device)
 	for _, d := range m.Devices {
 		devices[d.Device] = d
 	}
@@ -76,7 +77,7 @@ func TestMigratePlanToDRA(t *testing.T) {
 	if d := devices["pci-0000-43-00-0"]; d.Fate != placement.Moves || d.From != "DevicePlugin" || d.To != "DRA" {
 		t.Errorf("a free GPU: %+v", d)
 	}
-	if want := []*migratingName{{Name: "amd.com/gpu", Moves: 6, Waits: 2, DRA: 8}}; !cmp.Equal(m.Resources, want) {
+	if want := []*migration.Resource{{Name: "amd.com/gpu", Moves: 6, Waits: 2, DRA: 8}}; !cmp.Equal(m.Resources, want) {
 		t.Errorf("resources %+v", m.Resources[0])
 	}
 	if notes := strings.Join(m.Notes, "\n"); !strings.Contains(notes, "nothing is counted twice") || !strings.Contains(notes, "lose: hints for the Topology Manager") {
@@ -92,7 +93,7 @@ func TestMigratePlanToDevicePlugin(t *testing.T) {
 	if d := devices["pci-0000-24-00-0"]; d.Fate != placement.Waits || !cmp.Equal(d.WaitsFor, []string{"claim default/train-extended-resources-x"}) {
 		t.Errorf("a GPU that a claim has: %+v", d)
 	}
-	if want := []*migratingName{{Name: "amd.com/gpu", Moves: 6, Waits: 2, DevicePlugin: 6, CountedTwice: 2}}; !cmp.Equal(m.Resources, want) {
+	if want := []*migration.Resource{{Name: "amd.com/gpu", Moves: 6, Waits: 2, DevicePlugin: 6, CountedTwice: 2}}; !cmp.Equal(m.Resources, want) {
 		t.Errorf("resources %+v", m.Resources[0])
 	}
 	if notes := strings.Join(m.Notes, "\n"); !strings.Contains(notes, "have 2 by DRA. The scheduler counts them against the 6 that the device plugin offers, too, so that 4 more fit") {

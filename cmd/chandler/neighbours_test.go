@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
@@ -36,7 +37,7 @@ func BenchmarkNeighbours(b *testing.B) {
 		{"gaudi/testdata/gaudi2x8.host", "habana.ai/gaudi"},
 		{"neuron/testdata/trn2.host", "aws.amazon.com/neuron"},
 	} {
-		config, err := loadConfig("", v1alpha1.Node{})
+		config, err := settings.Load("", v1alpha1.Node{})
 		if err != nil {
 			b.Fatal(err, config)
 		}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
@@ -49,7 +50,7 @@ func recordedInventory(t *testing.T, file string, asked bool) *inventory.Invento
 
 func recordedFacts(t *testing.T, file string) inventory.Facts {
 	t.Helper()
-	config, err := loadConfigHere("", v1alpha1.Node{}, examinedHost{})
+	config, err := settings.LoadHere("", v1alpha1.Node{}, settings.Host{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,7 @@ func recordedFacts(t *testing.T, file string) inventory.Facts {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := scan.ReadHost(configuredHost(host.FS(), config), families.All)
+	found := scan.ReadHost(settings.ConfiguredHost(host.FS(), config), families.All)
 	classes, err := shippedClasses()
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/internal/compile"
@@ -76,7 +77,7 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	hostFS, err := openHostRoot(o.hostRoot)
+	hostFS, err := settings.OpenHostRoot(o.hostRoot)
 	if err != nil {
 		return err
 	}

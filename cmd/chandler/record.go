@@ -9,6 +9,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/internal/compile"
@@ -30,17 +31,17 @@ numbers, UUIDs and network addresses of the host are included unchanged.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			inheritFlags(cmd.Flags(), gather.OwnFlags(), places...)
-			hostFS, err := openHostRoot(hostRoot)
+			hostFS, err := settings.OpenHostRoot(hostRoot)
 			if err != nil {
 				return err
 			}
-			loaded, err := loadConfigHere(config, node, hostOf(nil, hostRoot))
+			loaded, err := settings.LoadHere(config, node, settings.HostOf(nil, hostRoot))
 			if err != nil {
 				// A recording is most useful when something is wrong.
 				fmt.Fprintln(cmd.ErrOrStderr(), "chandler: recorded without what the configuration names:", err)
 				loaded = &compile.NodeConfig{DriverConfig: &v1alpha1.DriverConfig{}}
 			}
-			host := configuredHost(hostFS, loaded)
+			host := settings.ConfiguredHost(hostFS, loaded)
 			informant.AskInformants(cmd.Context(), host, families.All, hostRoot, cmd.ErrOrStderr())
 			data, err := recorded.RecordHost(host, families.All, comment)
 			if err != nil {
@@ -51,7 +52,7 @@ numbers, UUIDs and network addresses of the host are included unchanged.`,
 	}
 	cmd.Flags().StringVar(&hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&config, "config", "", "also record the files in this DriverConfig `file`")
-	nodeFlags(cmd.Flags(), &node)
+	settings.NodeFlags(cmd.Flags(), &node)
 	cmd.Flags().StringVarP(&output, "output", "o", "-", "`file` to write, - for standard output")
 	cmd.Flags().StringVar(&comment, "comment", "", "description of the host at the beginning of the file")
 	return cmd

@@ -32,6 +32,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
@@ -172,7 +173,7 @@ func (o *runOptions) run(ctx context.Context) error {
 			}
 		})
 	})
-	file := &configFile{name: o.config, node: v1alpha1.Node{Name: o.nodeName}, labels: labels}
+	file := &settings.File{Name: o.config, Node: v1alpha1.Node{Name: o.nodeName}, NewLabels: labels}
 	config, err := o.agentConfig(ctx, file, clients)
 	if err != nil {
 		return err
@@ -201,7 +202,7 @@ func (o *runOptions) run(ctx context.Context) error {
 			})
 		})
 	}
-	go file.followChanges(following, changes)
+	go file.FollowChanges(following, changes)
 	return agent.Run(ctx, config)
 }
 
@@ -230,7 +231,7 @@ func installHooks(settings agent.Settings, stateDir string) string {
 
 // check completes the options and reports errors in them.
 func (o *runOptions) check() error {
-	name, err := hostOf(nil, "/").nodeName(o.nodeName)
+	name, err := settings.HostOf(nil, "/").NodeName(o.nodeName)
 	if err != nil {
 		return err
 	}
@@ -243,7 +244,7 @@ func (o *runOptions) check() error {
 
 // agentConfig returns the configuration of an agent. It returns an error for invalid options, but
 // not for an invalid configuration file: claims must be unprepared in any case.
-func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients clients) (agent.Config, error) {
+func (o *runOptions) agentConfig(ctx context.Context, file *settings.File, clients clients) (agent.Config, error) {
 	var none agent.Config
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -257,7 +258,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 	if err := o.checkDirectories(ctx, stateDir); err != nil {
 		return none, err
 	}
-	settings, wrong := file.begin(ctx, stateDir)
+	settings, wrong := file.Begin(ctx, stateDir)
 	recoveries := new(scan.Recoveries)
 	host, lock := settings.ScanHost(hostFS), flock(stateDir)
 	var informants []agent.Informant

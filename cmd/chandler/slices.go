@@ -13,6 +13,7 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/cmd/chandler/settings"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/scan"
@@ -51,14 +52,14 @@ owner.`,
   chandler slices rack7.host --kubernetes-version 1.35 --feature-gates DRAPartitionableDevices=true,SeparateCounters=true
   chandler slices -o json | jq '.items[].spec.devices[].name'`,
 		Args:    cobra.MaximumNArgs(1),
-		PreRunE: oneHost,
+		PreRunE: settings.OneHost,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}
 	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` with the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&o.config, "config", "", "the agent's DriverConfig `file`")
-	nodeFlags(cmd.Flags(), &o.node)
+	settings.NodeFlags(cmd.Flags(), &o.node)
 	cmd.Flags().StringVar(&o.version, "kubernetes-version", features.Newest, "`version` of the API server")
 	cmd.Flags().StringToStringVar(&o.gates, "feature-gates", nil, "`features` of ResourceSlices that it keeps or drops, other than by default: DRAListTypeAttributes=true")
 	cmd.Flags().StringVarP(&o.output, "output", "o", "yaml", "yaml for a document per slice, or json for a list")
@@ -73,12 +74,12 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if err != nil {
 		return command.UsageError(err)
 	}
-	host := hostOf(args, o.hostRoot)
-	node, err := host.nodeName(o.node.Name)
+	host := settings.HostOf(args, o.hostRoot)
+	node, err := host.NodeName(o.node.Name)
 	if err != nil {
 		return err
 	}
-	config, err := loadConfigHere(o.config, o.node, host)
+	config, err := settings.LoadHere(o.config, o.node, host)
 	if err != nil {
 		return err
 	}
@@ -86,7 +87,7 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if err != nil {
 		return err
 	}
-	published, problems := agent.PoolTemplate(found, agent.Settings{Rules: config.Rules, Severity: severityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
+	published, problems := agent.PoolTemplate(found, agent.Settings{Rules: config.Rules, Severity: settings.SeverityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
 	if err := printSlices(out, o.output, pool.SliceObjects(node, published)); err != nil {
 		return err
 	}
@@ -117,13 +118,13 @@ func (o slicesOptions) scan(ctx context.Context, config *compile.NodeConfig, err
 		if err != nil {
 			return nil, err
 		}
-		return scan.Watch{Host: configuredHost(recorded.FS(), config), Families: families.All}.ScanOnce(ctx)
+		return scan.Watch{Host: settings.ConfiguredHost(recorded.FS(), config), Families: families.All}.ScanOnce(ctx)
 	}
-	hostFS, err := openHostRoot(o.hostRoot)
+	hostFS, err := settings.OpenHostRoot(o.hostRoot)
 	if err != nil {
 		return nil, err
 	}
-	host := configuredHost(hostFS, config)
+	host := settings.ConfiguredHost(hostFS, config)
 	informant.AskInformants(ctx, host, families.All, o.hostRoot, errOut)
 	return scan.Watch{Host: host, Families: families.All}.ScanOnce(ctx)
 }

@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"testing"
@@ -19,7 +19,7 @@ func TestSeverityOfConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	severity := severityOf(config.Health.Severity)
+	severity := SeverityOf(config.Health.Severity)
 	for condition, want := range map[discovery.Condition]resourceapi.DeviceTaintEffect{
 		discovery.ConditionOverTemperature: "NoExecute", discovery.ConditionUnhealthy: "None", discovery.ConditionLinkDegraded: "NoSchedule",
 		discovery.ConditionGone: "NoSchedule", discovery.ConditionFatalErrors: "None",
@@ -32,10 +32,10 @@ func TestSeverityOfConfig(t *testing.T) {
 
 func TestSRIOVOfConfig(t *testing.T) {
 	none := header() + "resources:\n- {name: intel.com/a, cel: 'true'}\n"
-	if _, settings, err := parseSettings([]byte(none), v1alpha1.Node{}); err != nil || settings.Pools {
+	if _, settings, err := Parse([]byte(none), v1alpha1.Node{}); err != nil || settings.Pools {
 		t.Errorf("no pool: %v, %v", settings.Pools, err)
 	}
-	_, settings, err := parseSettings([]byte(none+`
+	_, settings, err := Parse([]byte(none+`
 - {name: intel.com/b, cel: "true", sriov: {}}
 - {name: intel.com/c, cel: "true", sriov: {needVhostNet: true, excludeTopology: true, additionalInfo: {"*": {token: x}}}}
 `), v1alpha1.Node{})

@@ -1,4 +1,6 @@
-package main
+// Package migration describes the move of a node's devices between DRA and the device plugin API, as a table or
+// as data. It reads nothing.
+package migration
 
 import (
 	"cmp"
@@ -17,23 +19,24 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// migration describes the move of a node's devices.
-type migration struct {
-	Node      string            `json:"node"`
-	Devices   []migratingDevice `json:"devices"`
-	Resources []*migratingName  `json:"resources"`
-	Notes     []string          `json:"notes"`
+// A Move describes the move of a node's devices.
+type Move struct {
+	Node      string      `json:"node"`
+	Devices   []Device    `json:"devices"`
+	Resources []*Resource `json:"resources"`
+	Notes     []string    `json:"notes"`
 
-	plan bool
+	Plan bool `json:"-"` // the move is planned; otherwise the last one is described
 }
 
-type migratingDevice struct {
+// A Device is a device with the pods that it waits for.
+type Device struct {
 	placement.Step
 	WaitsFor []string `json:"waitsFor,omitempty"`
 }
 
-// migratingName is an extended resource name of the device plugin API, with device counts.
-type migratingName struct {
+// A Resource is an extended resource name of the device plugin API, with device counts.
+type Resource struct {
 	Name         string `json:"name"`
 	Moves        int    `json:"moves"`        // move to another API at once
 	Waits        int    `json:"waits"`        // wait for pods to end
@@ -46,19 +49,19 @@ type migratingName struct {
 	CountedTwice int `json:"countedTwice"`
 }
 
-// add adds the devices.
-func (m *migration) add(steps []placement.Step, entries []ledger.Entry, pods map[types.NamespacedName][]string) {
-	names := make(map[string]*migratingName)
-	m.Devices, m.Resources = make([]migratingDevice, 0, len(steps)), []*migratingName{}
+// AddSteps adds the devices.
+func (m *Move) AddSteps(steps []placement.Step, entries []ledger.Entry, pods map[types.NamespacedName][]string) {
+	names := make(map[string]*Resource)
+	m.Devices, m.Resources = make([]Device, 0, len(steps)), []*Resource{}
 	for _, step := range steps {
-		d := migratingDevice{Step: step}
+		d := Device{Step: step}
 		for _, owner := range step.Owners {
 			d.WaitsFor = append(d.WaitsFor, ownerText(owner, pods))
 		}
 		m.Devices = append(m.Devices, d)
 		for _, name := range step.Resources {
 			if names[name] == nil {
-				names[name] = &migratingName{Name: name}
+				names[name] = &Resource{Name: name}
 				m.Resources = append(m.Resources, names[name])
 			}
 			names[name].count(step, entries)
@@ -87,7 +90,7 @@ func ownerText(owner ledger.Owner, pods map[types.NamespacedName][]string) strin
 // createRequestsAndMappings, in 1.35 to 1.37).
 var limitRequest = regexp.MustCompile(`^container-\d+-request-\d+$`)
 
-func (n *migratingName) count(step placement.Step, entries []ledger.Entry) {
+func (n *Resource) count(step placement.Step, entries []ledger.Entry) {
 	switch step.Fate {
 	case placement.Moves:
 		n.Moves++
@@ -117,7 +120,7 @@ func (n *migratingName) count(step placement.Step, entries []ledger.Entry) {
 // addNotes adds the consequences of the move for the scheduler and for pods. The scheduler's rules
 // are in pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
 // shouldDelegateResourceToDRA, read in 1.35 to 1.37.
-func (m *migration) addNotes() {
+func (m *Move) addNotes() {
 	m.Notes = []string{}
 	say := func(format string, args ...any) { m.Notes = append(m.Notes, fmt.Sprintf(format, args...)) }
 	for _, n := range m.Resources {
@@ -132,7 +135,7 @@ func (m *migration) addNotes() {
 		}
 	}
 	to := func(mode discovery.Mode) bool {
-		return slices.ContainsFunc(m.Devices, func(d migratingDevice) bool {
+		return slices.ContainsFunc(m.Devices, func(d Device) bool {
 			return d.To == mode && (d.Fate == placement.Moves || d.Fate == placement.Waits)
 		})
 	}
@@ -146,17 +149,17 @@ func (m *migration) addNotes() {
 	}
 }
 
-// print prints a table of the devices, the counts by fate, and the notes.
-func (m *migration) print(out io.Writer) error {
+// Print prints a table of the devices, the counts by fate, and the notes.
+func (m *Move) Print(out io.Writer) error {
 	var b strings.Builder
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	what := "STATE"
-	if m.plan {
+	if m.Plan {
 		what = "ACTION"
 	}
 	fmt.Fprintf(table, "DEVICE\tRESOURCE\tFROM\tTO\t%s\tBLOCKED-BY\n", what)
 	count, words := make(map[placement.Fate]int), standing
-	if m.plan {
+	if m.Plan {
 		words = planned
 	}
 	for _, d := range m.Devices {

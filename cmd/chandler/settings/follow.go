@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"bytes"
@@ -22,18 +22,18 @@ import (
 	"chandler.dev/internal/compile"
 )
 
-// configFile is the configuration file of a running agent, with the settings for the agent's node.
-type configFile struct {
-	name      string // path of the file, "" for none
+// A File is the configuration file of a running agent, with the settings for the agent's node.
+type File struct {
+	Name      string // path of the file, "" for none
+	Node      v1alpha1.Node
+	NewLabels <-chan map[string]string // the labels of the node, after each change
+
 	wasRead   bool   // the file was read before
 	last      []byte // the last content
 	readError string // the last read error, "" for none
 
-	node   v1alpha1.Node
-	labels <-chan map[string]string // the labels of the node, after each change
-
 	result          agent.Change           // the last result: settings or an error
-	lastValidConfig *v1alpha1.DriverConfig // the configuration of right
+	lastValidConfig *v1alpha1.DriverConfig // the last valid configuration
 	lastValid       agent.Settings         // the last valid settings
 }
 
@@ -41,15 +41,15 @@ type configFile struct {
 // offers of devices that would be withdrawn at once.
 const labelPatience = 5 * time.Second
 
-// begin returns the initial settings of an agent. It uses the last labels in force, so that a
-// restart changes nothing. If the configuration is invalid, begin also returns the error, and the
+// Begin returns the initial settings of an agent. It uses the last labels in force, so that a
+// restart changes nothing. If the configuration is invalid, Begin also returns the error, and the
 // settings of the last valid configuration in the directory. If there is none, the settings offer
 // no new device.
-func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Settings, wrong error) {
-	f.node.Labels = keptLabels(ctx, os.DirFS(dir))
-	if f.node.Labels == nil {
+func (f *File) Begin(ctx context.Context, dir string) (settings agent.Settings, wrong error) {
+	f.Node.Labels = KeptLabels(ctx, os.DirFS(dir))
+	if f.Node.Labels == nil {
 		select {
-		case f.node.Labels = <-f.labels:
+		case f.Node.Labels = <-f.NewLabels:
 		case <-time.After(labelPatience):
 		case <-ctx.Done():
 		}
@@ -60,7 +60,7 @@ func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Sett
 		return f.result.Settings, nil
 	}
 	settings = f.result.Settings
-	if f.name != "" && !errors.Is(wrong, v1alpha1.ErrNoLabels) {
+	if f.Name != "" && !errors.Is(wrong, v1alpha1.ErrNoLabels) {
 		var err error
 		if settings, err = f.lastSettings(filepath.Join(dir, agent.KeptConfig)); err == nil {
 			return settings, wrong
@@ -77,8 +77,8 @@ func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Sett
 	return settings, wrong
 }
 
-// keptLabels returns the node's labels from an agent's directory, nil if there are none.
-func keptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
+// KeptLabels returns the node's labels from an agent's directory, nil if there are none.
+func KeptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
 	data, err := fs.ReadFile(dir, agent.KeptLabels)
 	if err == nil {
 		err = json.Unmarshal(data, &labels)
@@ -91,12 +91,12 @@ func keptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
 }
 
 // lastSettings returns the settings of the last valid configuration.
-func (f *configFile) lastSettings(name string) (agent.Settings, error) {
+func (f *File) lastSettings(name string) (agent.Settings, error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return agent.Settings{}, err
 	}
-	_, settings, err := parseSettings(data, f.node)
+	_, settings, err := Parse(data, f.Node)
 	return settings, err
 }
 
@@ -105,9 +105,9 @@ func (f *configFile) lastSettings(name string) (agent.Settings, error) {
 // follow the kubelet's links, which swap the files of a volume.
 const followInterval = 10 * time.Second
 
-// followChanges reads the configuration file and receives the node's labels until the context ends.
+// FollowChanges reads the configuration file and receives the node's labels until the context ends.
 // Each result is sent to changes.
-func (f *configFile) followChanges(ctx context.Context, changes chan<- agent.Change) {
+func (f *File) FollowChanges(ctx context.Context, changes chan<- agent.Change) {
 	ticker := time.NewTicker(followInterval)
 	defer ticker.Stop()
 	for {
@@ -117,9 +117,9 @@ func (f *configFile) followChanges(ctx context.Context, changes chan<- agent.Cha
 			return
 		case <-ticker.C:
 			changed = f.readChanged()
-		case labels := <-f.labels:
-			changed = f.node.Labels == nil || !maps.Equal(f.node.Labels, labels)
-			f.node.Labels = labels
+		case labels := <-f.NewLabels:
+			changed = f.Node.Labels == nil || !maps.Equal(f.Node.Labels, labels)
+			f.Node.Labels = labels
 		}
 		before := f.result.Err
 		if changed {
@@ -137,11 +137,11 @@ func (f *configFile) followChanges(ctx context.Context, changes chan<- agent.Cha
 }
 
 // readChanged reads the file, and reports whether the content or the read error has changed.
-func (f *configFile) readChanged() (changed bool) {
-	if f.name == "" {
+func (f *File) readChanged() (changed bool) {
+	if f.Name == "" {
 		return false
 	}
-	data, err := os.ReadFile(f.name)
+	data, err := os.ReadFile(f.Name)
 	if err != nil {
 		changed = f.readError != err.Error()
 		f.readError = err.Error()
@@ -157,15 +157,15 @@ func (f *configFile) readChanged() (changed bool) {
 
 // computeSettings computes the settings for the node. If only labels changed and the configuration
 // does not depend on them, the rules stay the same.
-func (f *configFile) computeSettings() {
+func (f *File) computeSettings() {
 	if f.readError != "" {
 		f.result = agent.Change{Err: fmt.Errorf("read config: %s", f.readError)}
 		return
 	}
-	counts, settings, err := parseSettings(f.last, f.node)
+	counts, settings, err := Parse(f.last, f.Node)
 	if err != nil {
-		if f.name != "" {
-			err = fmt.Errorf("config %s: %w", f.name, err)
+		if f.Name != "" {
+			err = fmt.Errorf("config %s: %w", f.Name, err)
 		}
 		f.result = agent.Change{Settings: settings, Err: err}
 		return
@@ -176,16 +176,16 @@ func (f *configFile) computeSettings() {
 	f.lastValidConfig, f.lastValid, f.result = counts, settings, agent.Change{Settings: settings}
 }
 
-// parseSettings returns the settings for an agent on a node. With the error [v1alpha1.ErrNoLabels],
+// Parse returns the settings for an agent on a node. With the error [v1alpha1.ErrNoLabels],
 // the settings are those that do not depend on labels.
-func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, agent.Settings, error) {
+func Parse(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, agent.Settings, error) {
 	config, err := compile.ForNode(data, node)
 	if config == nil {
 		return nil, agent.Settings{}, err
 	}
-	host := configuredHost(nil, config)
+	host := ConfiguredHost(nil, config)
 	return config.DriverConfig, agent.Settings{
-		Rules: config.Rules, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Passthrough: host.Passthroughs,
+		Rules: config.Rules, Severity: SeverityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Passthrough: host.Passthroughs,
 		VirtualFunctions: host.VirtualFunctions, Partition: host.Partitionings, SharingDaemons: host.SharingDaemons, IdleTime: idleTime(config.OnDemand), Reclaim: reclaimRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels, LeftAlone: v1alpha1.LeftAlone(node.Labels),
 	}, err
 }

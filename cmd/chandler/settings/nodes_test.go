@@ -1,7 +1,8 @@
-package main
+package settings
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -47,21 +48,21 @@ func TestLabelsToBeginWith(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			f := &configFile{node: v1alpha1.Node{Name: "worker"}}
+			f := &File{Node: v1alpha1.Node{Name: "worker"}}
 			if test.text != "" {
-				f.name = filepath.Join(dir, "config")
-				write(t, f.name, header()+test.text)
+				f.Name = filepath.Join(dir, "config")
+				saveFile(t, f.Name, header()+test.text)
 			}
 			if test.kept != "" {
-				write(t, filepath.Join(dir, agent.KeptLabels), test.kept)
+				saveFile(t, filepath.Join(dir, agent.KeptLabels), test.kept)
 			}
 			synctest.Test(t, func(t *testing.T) {
 				labels := make(chan map[string]string, 1)
-				f.labels = labels
+				f.NewLabels = labels
 				if test.heard != nil {
 					labels <- test.heard
 				}
-				settings, err := f.begin(t.Context(), dir)
+				settings, err := f.Begin(t.Context(), dir)
 				if r := settings.Rules; r.Mode != test.mode || len(r.Resources) != test.entries || (r.Unknown != "") != test.unknown {
 					t.Errorf("begins with %+v", r)
 				}
@@ -77,17 +78,17 @@ func TestLabelsToBeginWith(t *testing.T) {
 // label is reported and changes nothing, and other labels do not affect the rules.
 func TestFollowLabels(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config")
-	write(t, file, header()+"mode: DevicePlugin\nexclude: [{cel: 'true', nodes: {matchLabels: {pool: idle}}}]\n")
+	saveFile(t, file, header()+"mode: DevicePlugin\nexclude: [{cel: 'true', nodes: {matchLabels: {pool: idle}}}]\n")
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		labels, changes := make(chan map[string]string, 1), make(chan agent.Change)
-		f := &configFile{name: file, labels: labels}
+		f := &File{Name: file, NewLabels: labels}
 		labels <- map[string]string{}
-		if _, err := f.begin(ctx, "/nowhere"); err != nil {
+		if _, err := f.Begin(ctx, "/nowhere"); err != nil {
 			t.Fatal(err)
 		}
-		go f.followChanges(ctx, changes)
+		go f.FollowChanges(ctx, changes)
 		last := f.lastValid
 		label := func(l map[string]string) (change agent.Change, told bool) {
 			labels <- l
@@ -120,30 +121,16 @@ func TestFollowLabels(t *testing.T) {
 		if change, _ := label(map[string]string{"chandler.dev/mode": "DRA"}); change.Err != nil || change.Settings.Rules.Mode != discovery.ModeDRA || len(change.Settings.Rules.Exclude) != 0 {
 			t.Errorf("the node is moved: %+v", change)
 		}
-		write(t, file, header()+"mode: DevicePlugin\n")
+		saveFile(t, file, header()+"mode: DevicePlugin\n")
 		if change := <-changes; change.Err != nil || change.Settings.Rules.Mode != discovery.ModeDRA {
 			t.Errorf("the file changed under the label: %+v", change)
 		}
 	})
 }
 
-// Commands without a cluster read a configuration for a given node.
-func TestDiscoverOnANode(t *testing.T) {
-	config := filepath.Join(t.TempDir(), "config.yaml")
-	write(t, config, header()+"exclude: [{cel: 'true', nodes: {names: [worker-1]}}, {cel: 'true', nodes: {matchLabels: {pool: idle}}}]\n")
-	discover := func(args ...string) (string, error) {
-		out, _, err := chandler(append([]string{"discover", "--config", config, kvmHost}, args...)...)
-		return out, err
-	}
-	for _, args := range [][]string{{"--node-name=worker-1", "--node-labels=a=b"}, {"--node-name=worker-2", "--node-labels=pool=idle"}} {
-		if out, err := discover(args...); err != nil || !strings.Contains(out, "No accelerators") {
-			t.Errorf("%v: %v\n%s", args, err, out)
-		}
-	}
-	if out, err := discover("--node-name=worker-2", "--node-labels=a=b"); err != nil || !strings.Contains(out, "kvm") {
-		t.Errorf("another node: %v\n%s", err, out)
-	}
-	if _, err := discover("--node-name=worker-2"); err == nil || !strings.Contains(err.Error(), "--node-labels") {
-		t.Errorf("without labels: %v", err)
+func saveFile(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"context"
@@ -75,10 +75,10 @@ func TestConfigToBeginWith(t *testing.T) {
 			file, kept := filepath.Join(dir, "config"), filepath.Join(dir, agent.KeptConfig)
 			for name, text := range map[string]string{file: test.text, kept: test.kept} {
 				if text != "" {
-					write(t, name, text)
+					saveFile(t, name, text)
 				}
 			}
-			settings, err := (&configFile{name: file, labels: noLabels()}).begin(t.Context(), dir)
+			settings, err := (&File{Name: file, NewLabels: noLabels()}).Begin(t.Context(), dir)
 			if settings.Rules.Mode != test.mode || (settings.Rules.Unknown != "") != test.unknown {
 				t.Errorf("begins with %+v", settings.Rules)
 			}
@@ -87,7 +87,7 @@ func TestConfigToBeginWith(t *testing.T) {
 			}
 		})
 	}
-	if settings, err := (&configFile{labels: noLabels()}).begin(t.Context(), "/nowhere"); err != nil || settings.Rules.Unknown != "" {
+	if settings, err := (&File{NewLabels: noLabels()}).Begin(t.Context(), "/nowhere"); err != nil || settings.Rules.Unknown != "" {
 		t.Errorf("without a configuration: %+v, %v", settings.Rules, err)
 	}
 }
@@ -102,10 +102,10 @@ func TestFollowConfig(t *testing.T) {
 		changes, ended := make(chan agent.Change), make(chan struct{})
 		go func() {
 			defer close(ended)
-			file := &configFile{name: v.file()}
-			_, err := file.begin(ctx, "/nowhere")
+			file := &File{Name: v.file()}
+			_, err := file.Begin(ctx, "/nowhere")
 			v.must(err)
-			file.followChanges(ctx, changes)
+			file.FollowChanges(ctx, changes)
 		}()
 		next := func() (agent.Change, bool) {
 			select {

@@ -1,4 +1,6 @@
-package main
+// Package settings reads the agent's configuration for a node, follows its changes, and opens the host that a
+// command examines.
+package settings
 
 import (
 	"bytes"
@@ -25,9 +27,9 @@ import (
 	"chandler.dev/internal/reclaim"
 )
 
-// loadConfig reads a configuration file and returns the part for a node. Without a file, loadConfig
+// Load reads a configuration file and returns the part for a node. Without a file, Load
 // returns the defaults.
-func loadConfig(file string, node v1alpha1.Node) (*compile.NodeConfig, error) {
+func Load(file string, node v1alpha1.Node) (*compile.NodeConfig, error) {
 	var data []byte
 	if file != "" {
 		var err error
@@ -42,39 +44,39 @@ func loadConfig(file string, node v1alpha1.Node) (*compile.NodeConfig, error) {
 	return config, nil
 }
 
-// nodeFlags adds the flags that select the node whose configuration a command reads.
-func nodeFlags(flags *pflag.FlagSet, node *v1alpha1.Node) {
+// NodeFlags adds the flags that select the node whose configuration a command reads.
+func NodeFlags(flags *pflag.FlagSet, node *v1alpha1.Node) {
 	flags.StringVar(&node.Name, "node-name", os.Getenv("NODE_NAME"), "read the configuration of the `node` with this name; by default $NODE_NAME, or else the host's name")
 	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and with these `labels`: pool=training,chandler.dev/mode=DRA")
 }
 
-// examinedHost is the host that a command examines: this machine, a directory tree of another host,
+// A Host is the host that a command examines: this machine, a directory tree of another host,
 // or a host recording.
-type examinedHost struct {
+type Host struct {
 	root      string // directory
-	recording string // file, or ""
+	Recording string // file, or ""
 }
 
-// hostOf returns the host of a command with the argument [RECORDED.host] and the flag --host-root.
-func hostOf(args []string, hostRoot string) examinedHost {
-	h := examinedHost{root: hostRoot}
+// HostOf returns the host of a command with the argument [RECORDED.host] and the flag --host-root.
+func HostOf(args []string, hostRoot string) Host {
+	h := Host{root: hostRoot}
 	if len(args) == 1 {
-		h.recording = args[0]
+		h.Recording = args[0]
 	}
 	return h
 }
 
-// oneHost returns an error if the argument [RECORDED.host] and the flag --host-root name two hosts.
+// OneHost returns an error if the argument [RECORDED.host] and the flag --host-root name two hosts.
 // Commands with both have it as PreRunE.
-func oneHost(cmd *cobra.Command, args []string) error {
+func OneHost(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 && cmd.Flags().Changed("host-root") {
 		return command.UsageError(errors.New("a host recording and --host-root cannot be combined"))
 	}
 	return nil
 }
 
-// openHostRoot opens the directory with the files of a host.
-func openHostRoot(dir string) (fs.FS, error) {
+// OpenHostRoot opens the directory with the files of a host.
+func OpenHostRoot(dir string) (fs.FS, error) {
 	if dir == "" {
 		return nil, command.UsageError(errors.New("--host-root is empty; want the root directory of a host"))
 	}
@@ -85,15 +87,15 @@ func openHostRoot(dir string) (fs.FS, error) {
 	if err != nil {
 		return nil, err
 	}
-	if missing := missingSys(host); missing != "" {
+	if missing := MissingSys(host); missing != "" {
 		return nil, fmt.Errorf("host root %s has %s; want the root directory of a host", dir, missing)
 	}
 	return host, nil
 }
 
-// missingSys returns what is missing of a host's directory sys, or "". A directory without sysfs is not
+// MissingSys returns what is missing of a host's directory sys, or "". A directory without sysfs is not
 // a host without devices.
-func missingSys(host fs.FS) string {
+func MissingSys(host fs.FS) string {
 	if info, err := fs.Stat(host, "sys"); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
 		return "no directory sys"
 	}
@@ -103,14 +105,14 @@ func missingSys(host fs.FS) string {
 	return ""
 }
 
-// name returns the name of the host. For a recording or another host, it is never the name of this
+// Name returns the name of the host. For a recording or another host, it is never the name of this
 // machine.
-func (h examinedHost) name() (string, error) {
+func (h Host) Name() (string, error) {
 	switch {
-	case h.recording == "-":
+	case h.Recording == "-":
 		return "recording", nil
-	case h.recording != "":
-		return strings.TrimSuffix(filepath.Base(h.recording), ".host"), nil
+	case h.Recording != "":
+		return strings.TrimSuffix(filepath.Base(h.Recording), ".host"), nil
 	case filepath.Clean(cmp.Or(h.root, "/")) == "/":
 		name, err := os.Hostname()
 		if err != nil {
@@ -118,7 +120,7 @@ func (h examinedHost) name() (string, error) {
 		}
 		return name, nil
 	}
-	host, err := openHostRoot(h.root) // links do not lead to the files of this machine
+	host, err := OpenHostRoot(h.root) // links do not lead to the files of this machine
 	if err != nil {
 		return "", err
 	}
@@ -132,15 +134,15 @@ func (h examinedHost) name() (string, error) {
 
 var notInNames = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// nodeName returns the name of a node in Kubernetes: the given name, or else the host's name.
-func (h examinedHost) nodeName(given string) (string, error) {
+// NodeName returns the name of a node in Kubernetes: the given name, or else the host's name.
+func (h Host) NodeName(given string) (string, error) {
 	if given == "" {
-		name, err := h.name()
+		name, err := h.Name()
 		if err != nil {
 			return "", err
 		}
 		given = strings.ToLower(name)
-		if h.recording != "" { // the name of a file
+		if h.Recording != "" { // the name of a file
 			given = cmp.Or(strings.Trim(notInNames.ReplaceAllString(given, "-"), "-."), "recording")
 		}
 	}
@@ -150,25 +152,25 @@ func (h examinedHost) nodeName(given string) (string, error) {
 	return given, nil
 }
 
-// loadConfigHere is [loadConfig] for a node whose name is optional. Without a file, nothing depends
+// LoadHere is [Load] for a node whose name is optional. Without a file, nothing depends
 // on the name, so that an invalid host name, such as "(none)", does no harm.
-func loadConfigHere(file string, node v1alpha1.Node, host examinedHost) (*compile.NodeConfig, error) {
+func LoadHere(file string, node v1alpha1.Node, host Host) (*compile.NodeConfig, error) {
 	var err error
 	if file != "" || node.Name != "" {
-		node.Name, err = host.nodeName(node.Name)
+		node.Name, err = host.NodeName(node.Name)
 	}
 	if err != nil {
 		return nil, err
 	}
-	config, err := loadConfig(file, node)
+	config, err := Load(file, node)
 	if errors.Is(err, v1alpha1.ErrNoLabels) {
 		err = fmt.Errorf("%w: set --node-labels", err)
 	}
 	return config, err
 }
 
-// configuredHost returns a host with the settings of a configuration.
-func configuredHost(fsys fs.FS, config *compile.NodeConfig) *discovery.Host {
+// ConfiguredHost returns a host with the settings of a configuration.
+func ConfiguredHost(fsys fs.FS, config *compile.NodeConfig) *discovery.Host {
 	pool := func(r v1alpha1.Resource) bool { return r.SRIOV != nil }
 	host := &discovery.Host{
 		FS: fsys, Roots: config.DriverRoots, Pools: slices.ContainsFunc(config.Resources, pool),
@@ -216,8 +218,8 @@ func pathGroup(group v1alpha1.PathGroup) discovery.PathGroup {
 	return out
 }
 
-// severityOf returns the configured effects of conditions.
-func severityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
+// SeverityOf returns the configured effects of conditions.
+func SeverityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
 	out := make(discovery.Severity, len(effects))
 	for name, effect := range effects {
 		out[discovery.Condition(name)] = resourceapi.DeviceTaintEffect(effect)
