@@ -95,12 +95,9 @@ func (g leaseGuard) guardWrites(write func(name, value string) error) func(name,
 	}
 }
 
-// guardPrograms returns programs of families for changes of devices. The host service runs such a
-// program only under a lease on the PCI function that the program changes.
+// guardPrograms returns programs of families for changes of devices, which run only under a lease on
+// the PCI function that they change.
 func (g leaseGuard) guardPrograms(programs map[string]func(context.Context, discovery.PartitionChange) ([]byte, error)) map[string]func(context.Context, discovery.PartitionChange) ([]byte, error) {
-	if g.service == nil {
-		return programs
-	}
 	guarded := make(map[string]func(context.Context, discovery.PartitionChange) ([]byte, error))
 	for family, change := range programs {
 		guarded[family] = func(ctx context.Context, c discovery.PartitionChange) ([]byte, error) {

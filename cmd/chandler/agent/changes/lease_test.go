@@ -1,6 +1,7 @@
 package changes
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -23,7 +24,15 @@ func TestWritesNeedALease(t *testing.T) {
 	k.Add("0000:03:00.0", "nvme", "3")
 	k.Add(other, "nvme", "4")
 	host := k.Host()
-	write := leaseGuard{host: host, leases: l.Leases}.guardWrites(func(string, string) error { written++; return nil })
+	guard := leaseGuard{host: host, leases: l.Leases}
+	write := guard.guardWrites(func(string, string) error { written++; return nil })
+	programs := guard.guardPrograms(map[string]func(context.Context, discovery.PartitionChange) ([]byte, error){
+		"family": func(context.Context, discovery.PartitionChange) ([]byte, error) { written++; return nil, nil },
+	})
+	change := func(function string) error {
+		_, err := programs["family"](t.Context(), discovery.PartitionChange{Function: function})
+		return err
+	}
 	writes := map[string]string{ // values by attribute
 		function + "/sriov_numvfs":               "4",
 		function + "/driver_override":            "vfio-pci",
@@ -39,6 +48,9 @@ func TestWritesNeedALease(t *testing.T) {
 			t.Errorf("%q to %s: %v", value, name, err)
 		}
 	}
+	if err := change("0000:03:00.0"); !errors.Is(err, ErrNoLease) {
+		t.Errorf("a program of a family: %v", err)
+	}
 	lease, blocked := l.Leases.LeaseDevices(ledger.Change{Name: "test", Functions: []discovery.DeviceKey{discovery.FunctionKey(host, function)}}, &ledger.Present{})
 	if blocked != nil || written > 0 {
 		t.Fatal(blocked, written)
@@ -47,6 +59,12 @@ func TestWritesNeedALease(t *testing.T) {
 		if err := write(name, value); err != nil {
 			t.Errorf("under a lease: %q to %s: %v", value, name, err)
 		}
+	}
+	if err := change("0000:03:00.0"); err != nil {
+		t.Errorf("a program of a family under a lease: %v", err)
+	}
+	if err := change(other); !errors.Is(err, ErrNoLease) {
+		t.Errorf("a program of a family, for another function: %v", err)
 	}
 	for _, name := range []string{"sys/bus/pci/drivers_probe", "sys/bus/pci/drivers/nvme/unbind"} {
 		if err := write(name, other); !errors.Is(err, ErrNoLease) {
