@@ -43,6 +43,29 @@ func TestRenumberedDeviceIsNotReset(t *testing.T) {
 	})
 }
 
+// The kernel registers a function again while the check for open files hangs. The function is not
+// reset, because another card may have its address.
+func TestRegisteredAgainDuringCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		hangs := make(chan struct{})
+		b.fsys = hanging{b.FS(), hangs}
+		b.open()
+		b.gives("pod")
+		stop := b.run()
+		b.ends()
+		time.Sleep(2 * time.Second)
+		b.ReturnFunction(address, "nvme", "3")
+		close(hangs)
+		time.Sleep(time.Minute)
+		b.keeps("")
+		stop()
+		if got := b.ListWrites(); len(got) > 0 {
+			t.Errorf("writes %q", got)
+		}
+	})
+}
+
 // A function with unreadable attributes does not prevent claims from being prepared and from
 // ending. Its device is withheld until the device behind the name is certain.
 func TestReadOfAKeyHangs(t *testing.T) {

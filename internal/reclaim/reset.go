@@ -49,10 +49,14 @@ func (t *resetter) reset(r *record, d discovery.Device, rule *Rule) error {
 	case t.config.Write == nil:
 		return errNoPrivilege
 	}
+	key := discovery.FunctionKey(t.config.Host, function.Path)
+	if !r.Device.MayEqual(key) { // the check for open files may have taken long
+		return fmt.Errorf("the kernel has registered function %s again", function.Name())
+	}
 	stock := t.config.Stock()
 	lease, blocked := t.config.Ledger.Leases.LeaseDevices(ledger.Change{
 		Name: "reset of " + d.Name, Consumer: r.Key, Previous: r.Owner, API: r.Owner.API,
-		Devices: ledger.HoldsOn(stock, function.Path), Functions: []discovery.DeviceKey{discovery.FunctionKey(t.config.Host, function.Path)},
+		Devices: ledger.HoldsOn(stock, function.Path), Functions: []discovery.DeviceKey{key},
 	}, stock)
 	if blocked != nil {
 		return blocked
