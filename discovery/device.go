@@ -71,8 +71,9 @@ type Device struct {
 	// Interchangeable is the common name of equal devices, such as "nvidia-imex-channels", if a
 	// claim may get any one of them; "" for any other device. ResourceSlices have all of them
 	// as one device with the common name, and the driver chooses a device when it prepares a
-	// claim. A device with a common name has no identity, partitions or capacities, and common
-	// names differ from the names of all devices.
+	// claim. A device with a common name has no identity or capacities. It is a whole physical
+	// device, or a part that does not compete with other parts, and then all devices with the name
+	// are parts of one physical device. Common names differ from the names of all devices.
 	Interchangeable string `json:"interchangeable,omitempty"`
 
 	// OptIn marks an opt-in device. Neither API offers the device unless the administrator

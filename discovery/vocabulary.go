@@ -98,6 +98,13 @@ var OptionalAttributes = []resourceapi.QualifiedName{
 	"sfNumber",
 }
 
+// DistinctAttributes are the attributes that distinguish interchangeable devices. The one device that
+// ResourceSlices have for all of them has these attributes only if the administrator lists them and
+// their values are equal.
+var DistinctAttributes = []resourceapi.QualifiedName{
+	"ifName", "k8s.cni.cncf.io/deviceID", "rdmaDevice", "resource.kubernetes.io/pciBusID", "vfIndex",
+}
+
 // ReplacedByModel are the attributes that ResourceSlices have only for devices without a model,
 // unless the administrator lists them.
 var ReplacedByModel = []resourceapi.QualifiedName{"pciVendor", "pciDevice"}

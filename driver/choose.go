@@ -75,7 +75,8 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 		}
 		return chosen, nil
 	}
-	// After a reboot, the claim gets its earlier devices if they are free.
+	// After a reboot, the claim gets its earlier devices if they are free. A device without some of the
+	// others' attributes, such as a function whose interface is still in a pod, comes after them.
 	slices.SortStableFunc(alike, func(a, b *rules.Offered) int {
 		rank := func(device *rules.Offered) int {
 			switch {
@@ -86,12 +87,12 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 			}
 			return 1
 		}
-		return cmp.Compare(rank(a), rank(b))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(len(b.Attributes), len(a.Attributes)))
 	})
 	present := h.ledger.View(v)
 	var blocked *ledger.Blocked
 	for _, device := range alike {
-		hold := ledger.Hold{Device: device.Name, Silicon: device.Silicon(), Whole: true, Open: wanted.Admin}
+		hold := ledger.Hold{Device: device.Name, Silicon: device.Silicon(), Whole: device.PartOf == nil, Open: wanted.Admin}
 		hasAlready := func(r ledger.Result) bool { return r.Source == device.Name }
 		switch b := present.BlockedBy(discovery.ModeDRA, c.Key(), []ledger.Hold{hold}); {
 		case !device.Health.IsUsable() || slices.ContainsFunc(c.Results, hasAlready):

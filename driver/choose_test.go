@@ -2,6 +2,7 @@ package driver
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -149,7 +150,7 @@ func TestChooseDeviceAfterReboot(t *testing.T) {
 }
 
 // The driver does not choose a device that has another consumer by any name or API, or that is not
-// usable. It chooses a withheld device last.
+// usable. It chooses a withheld device last, and before that a device that lacks an attribute.
 func TestChooseFreeDevice(t *testing.T) {
 	for name, others := range map[string]func(b *bench, first *rules.Offered) map[string]string{
 		"by its own name": func(b *bench, _ *rules.Offered) map[string]string {
@@ -167,6 +168,11 @@ func TestChooseFreeDevice(t *testing.T) {
 		"unhealthy": func(_ *bench, first *rules.Offered) map[string]string {
 			first.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionUnhealthy}
 			return nil
+		},
+		"without an attribute": func(b *bench, first *rules.Offered) map[string]string {
+			first.Attributes = maps.Clone(first.Attributes)
+			delete(first.Attributes, "channel")
+			return map[string]string{}
 		},
 		"withheld": func(*bench, *rules.Offered) map[string]string { return map[string]string{"channel-0": "it moves"} },
 	} {
@@ -268,4 +274,55 @@ func TestSchedulerAndDriverAgreeOnInterchangeable(t *testing.T) {
 			}
 		})
 	}
+}
+
+// functions returns n interchangeable virtual functions of an adapter.
+func functions(n int) []rules.Offered {
+	devices := channels(n)
+	for i := range devices {
+		devices[i].PartOf = &discovery.Silicon{Name: "adapter"}
+	}
+	return devices
+}
+
+// Interchangeable parts of a physical device are allocated together and exclude the whole device. A
+// claim keeps its part, by its own name or chosen by the common name, while the server or the
+// configuration changes the names that are published.
+func TestChooseFunction(t *testing.T) {
+	b := newBench(t).restart().offers(functions(3)...)
+	earlier, one := claim("earlier", "channel-1"), anyChannel("one", 1)
+	mustPrepare(t, b, earlier)
+	for _, listed := range []resourceapi.QualifiedName{"channel", "", "channel"} {
+		b.Publish(&rules.Snapshot{Devices: functions(3), Attributes: []resourceapi.QualifiedName{listed}}, nil)
+		for _, c := range []*resourceapi.ResourceClaim{earlier, one} {
+			mustPrepare(t, b, c)
+		}
+		record, _ := b.ledger.Claim(one.UID)
+		if r := record.Results[0]; r.Source != "channel-0" || r.Silicon != "adapter" || r.Whole {
+			t.Errorf("the record is not of a part: %+v", r)
+		}
+		b.restart()
+	}
+	b.offers(functions(3)...)
+	w := &statusWriter{health: b.healthIn}
+	record, _ := b.ledger.Claim(one.UID)
+	if statuses := w.statusesOf(b.view.Load(), record); len(statuses) != 1 || statuses[0].message != "channel-0" {
+		t.Errorf("the claim has the statuses %+v", statuses)
+	}
+	mustPrepare(t, b, anyChannel("two", 1))
+	mustRefuse(t, b, anyChannel("three", 1), "0 of its 3 devices are free")
+	mustUnprepare(t, b, earlier)
+	mustPrepare(t, b, anyChannel("three", 1))
+	mustUnprepare(t, b, one)
+
+	whole := gpu("adapter", 9)
+	b.offers(append([]rules.Offered{whole}, functions(3)...)...)
+	mustRefuse(t, b, claim("whole", "adapter"), "in use by claim")
+}
+
+// No part of a physical device is chosen while a claim has the whole device.
+func TestChooseFunctionOfWhole(t *testing.T) {
+	b := newBench(t).restart().offers(append([]rules.Offered{gpu("adapter", 9)}, functions(3)...)...)
+	mustPrepare(t, b, claim("whole", "adapter"))
+	mustRefuse(t, b, anyChannel("one", 1), "0 of its 3 devices are free", "in use by claim default/whole")
 }

@@ -211,7 +211,7 @@ func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses
 
 // statusesOf returns the statuses of a claim's devices. A device that the claim has twice, as is
 // possible with admin access, has one status, and so do the interchangeable devices of one
-// allocation: that of the first device that is not ready.
+// allocation: that of the first device that is not ready, or the names of all of them.
 func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range c.Results {
@@ -227,12 +227,17 @@ func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 			said.status, said.reason, said.message = metav1.ConditionUnknown, ReasonUnknown, health.Reason
 		default:
 			said.status, said.reason = metav1.ConditionTrue, ReasonPrepared
+			if result.IsChosen() {
+				said.message = result.Source
+			}
 		}
 		said.ifName = result.InterfaceName()
 		same := func(s deviceStatus) bool { return s.is(discovery.Domain, said.pool, said.device, said.share) }
 		switch i := slices.IndexFunc(statuses, same); {
 		case i < 0:
 			statuses = append(statuses, said)
+		case statuses[i].status == metav1.ConditionTrue && said.status == metav1.ConditionTrue && result.IsChosen():
+			statuses[i].message += ", " + said.message
 		case statuses[i].status == metav1.ConditionTrue:
 			statuses[i] = said
 		}

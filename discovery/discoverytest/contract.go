@@ -165,18 +165,28 @@ func checkSilicon(t testing.TB, devices []discovery.Device) {
 	}
 }
 
-// checkInterchangeable checks that interchangeable devices are whole physical devices for exclusive
-// use without capacities, and that their common name can be published and belongs to no device.
+// checkInterchangeable checks that interchangeable devices are for exclusive use without capacities,
+// that they are whole physical devices, or parts of one that do not compete, and that their common
+// name can be published and belongs to no device.
 func checkInterchangeable(t testing.TB, snapshot *discovery.Snapshot) {
 	t.Helper()
+	parents := make(map[string]string) // of parts, by common name
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
 		if d.Interchangeable == "" {
 			continue
 		}
-		if d.PartOf != nil || d.Shareable || d.Creation != nil || len(d.Capacity) > 0 || d.Identity != "" {
+		if len(d.Takes) > 0 || d.Shareable || d.Creation != nil || len(d.Capacity) > 0 || d.Identity != "" {
 			t.Errorf("%s: cannot be interchangeable", d.Name)
 		}
+		parent := ""
+		if d.PartOf != nil {
+			parent = d.PartOf.Name
+		}
+		if other, known := parents[d.Interchangeable]; known && other != parent || d.Name == parent {
+			t.Errorf("%s: is interchangeable with parts of another physical device", d.Name)
+		}
+		parents[d.Interchangeable] = parent
 		if _, taken := snapshot.Lookup(d.Interchangeable); taken || len(validation.IsDNS1123Label(d.Interchangeable)) > 0 {
 			t.Errorf("%s: common name %s belongs to a device, or is no DNS label", d.Name, d.Interchangeable)
 		}

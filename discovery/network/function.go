@@ -71,11 +71,30 @@ func (f Function) DescribeFunction(d *discovery.Device, host *discovery.Host) er
 	}
 	d.Attributes.SetString(DeviceIDAttribute, f.Name())
 	d.PluginOffers = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{f.Name()}, NameAs: ResourceNameAttribute}}
+	f.joinVirtual(d, host)
 	// The file format does not support sub-functions.
 	if f.Path == f.PCI.Path {
 		d.Files = f.info(d)
 	}
 	return errors.Join(errs...)
+}
+
+// joinVirtual gives the virtual functions of an adapter that have the same driver a common name. A pod
+// uses such a function through its interface or its nodes, which are the same in all containers. These
+// functions have no common name:
+//
+//   - functions for virtual machines, under vfio or on the vDPA bus, because KubeVirt reads the address of
+//     a claim's function from the ResourceSlice,
+//   - functions of a host with on-demand creation, because they exist only while a claim has one,
+//   - functions with a default route of the host, because claims cannot move their interface.
+func (f Function) joinVirtual(d *discovery.Device, host *discovery.Host) {
+	driver := f.Driver()
+	switch {
+	case d.Attributes.String("function") != "virtual" || d.PartOf == nil || driver == "" || len(host.VirtualFunctions) > 0:
+	case discovery.IsVFIO(driver) || f.VDPA != nil || f.RoutesErr == nil && f.Routes.LeadThrough(host, f.Interfaces):
+	default:
+		d.Interchangeable = d.PartOf.Name + "-vfs-" + strings.ReplaceAll(strings.ToLower(driver), "_", "-")
+	}
 }
 
 // describePlace adds the attributes of the physical function and of the function's index.

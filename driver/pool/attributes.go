@@ -22,29 +22,32 @@ var leftOutFirst = []resourceapi.QualifiedName{"pciVendor", "pciDevice", "pKey",
 
 // publishedAttributes returns the attributes of a device in the ResourceSlice. Unless the
 // administrator lists them, the optional attributes are left out, and the PCI IDs of a device with a
-// model. If the server keeps lists (KEP-5491), a list replaces the string or number of the same name.
+// model. The one device of interchangeable devices has no attributes that distinguish them. If the
+// server keeps lists (KEP-5491), a list replaces the string or number of the same name.
 func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	own := maps.Clone(d.Attributes)
 	if own == nil {
 		own = make(discovery.Attributes)
 	}
 	lists := maps.Clone(d.Lists)
-	isListed := func(name resourceapi.QualifiedName) bool { return slices.Contains(in.Snapshot.Attributes, name) }
 	leaveOut := func(names ...resourceapi.QualifiedName) {
 		for _, name := range names {
-			if !isListed(name) {
+			if !in.isListed(name) {
 				delete(own, name)
 				delete(lists, name)
 			}
 		}
 	}
 	leaveOut(discovery.OptionalAttributes...)
+	if in.joined[d.Interchangeable] != nil {
+		leaveOut(discovery.DistinctAttributes...)
+	}
 	if d.Attributes.String("model") != "" {
 		leaveOut(discovery.ReplacedByModel...)
 	}
 	most := maxAttributes
 	for name := range own {
-		if isListed(name) {
+		if in.isListed(name) {
 			most++
 		}
 	}
@@ -59,4 +62,9 @@ func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.Qualified
 		addLists(out, lists, d)
 	}
 	return out
+}
+
+// isListed reports whether the administrator lists an attribute.
+func (in *input) isListed(name resourceapi.QualifiedName) bool {
+	return slices.Contains(in.Snapshot.Attributes, name)
 }

@@ -29,9 +29,13 @@ func BenchmarkFleet(b *testing.B) {
 	gpus := devicesLike(b, "nvidia/testdata/h100x8.host", isWholeGPU, 8)
 	withNVML := devicesLike(b, "nvidia/testdata/nvml-broken.host", isWholeGPU, 8)
 	adapters := devicesLike(b, "rdma/testdata/connectx7.host", func(*rules.Offered) bool { return true }, 11)
-	functions := devicesLike(b, "sriovnet/testdata/e810.host", isVirtual, 128)
+	functions := devicesLike(b, "sriovnet/testdata/e810.host", isInterchangeable, 128)
+	for i := range functions {
+		functions[i].Attributes = maps.Clone(functions[i].Attributes)
+		functions[i].Attributes.SetInt("vfIndex", int64(i))
+	}
 	superchips := devicesLike(b, "nvidia/testdata/gb200.host", isWholeGPU, 4)
-	imex := devicesLike(b, "nvidia/testdata/gb200.host", func(d *rules.Offered) bool { return d.Interchangeable != "" }, 2048)
+	imex := devicesLike(b, "nvidia/testdata/gb200.host", isInterchangeable, 2048)
 	for i := range imex {
 		imex[i].Name, imex[i].Attributes = fmt.Sprintf("nvidia-imex-channel-%d", i), maps.Clone(imex[i].Attributes)
 		imex[i].Attributes.SetInt("channel", int64(i))
@@ -48,6 +52,7 @@ func BenchmarkFleet(b *testing.B) {
 		{"h100x8-nvml-all-attributes", publishedAs(b, slices.Concat(discovery.OptionalAttributes, discovery.ReplacedByModel), withNVML), isGPU},
 		{"h100x8-nvml-rdma", publishedAs(b, nil, withNVML, adapters), isGPU},
 		{"h100x8-nvml-rdma-128vf", publishedAs(b, nil, withNVML, adapters, functions), isGPU},
+		{"h100x8-nvml-rdma-128vf-apart", publishedAs(b, []resourceapi.QualifiedName{"vfIndex"}, withNVML, adapters, functions), isGPU},
 		{"gb200-2048imex", publishedAs(b, nil, superchips, imex), isGPU},
 		{"gb200-2048imex-apart", publishedAs(b, []resourceapi.QualifiedName{"channel"}, superchips, imex), isGPU},
 	} {
@@ -68,7 +73,7 @@ func isWholeGPU(d *rules.Offered) bool {
 	return d.Attributes.String("kind") == "gpu" && d.Silicon() == d.Name
 }
 
-func isVirtual(d *rules.Offered) bool { return d.Attributes.String("function") == "virtual" }
+func isInterchangeable(d *rules.Offered) bool { return d.Interchangeable != "" }
 
 // devicesLike returns copies of the first matching device of a recorded host, with other names.
 func devicesLike(b *testing.B, file string, matches func(*rules.Offered) bool, count int) (devices []rules.Offered) {

@@ -72,6 +72,13 @@ func (in *input) takenByGone() map[string][]ledger.Hold {
 			gone[h.Silicon] = append(gone[h.Silicon], h)
 		}
 	}
+	for _, holds := range in.chosen {
+		for _, h := range holds {
+			if _, present := in.Snapshot.Lookup(h.Device); !present {
+				gone[h.Silicon] = append(gone[h.Silicon], h)
+			}
+		}
+	}
 	return gone
 }
 

@@ -1,7 +1,9 @@
 package pool
 
 import (
+	"maps"
 	"reflect"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -19,44 +21,47 @@ const MaxChosen = resourceapi.AllocationResultsMaxSize
 // one device. The allocator evaluates every free device until one matches, so thousands of equal
 // devices would cost thousands of evaluations for each pod.
 //
-// The devices are published one by one if the server lacks sharing, or if the administrator has
-// given reason to distinguish them: listed attributes with different values, different overhead, or
-// sharing.
+// The devices are published one by one if the server lacks sharing, or if claims may need to
+// distinguish them: sharing, passthrough, different overhead, or different values of published
+// attributes. The attributes in [discovery.DistinctAttributes] are only published if the administrator
+// lists them. Devices with an extended resource as an attribute are published one by one too, because
+// the attribute is for programs that find the devices of a claim by their ResourceSlice.
 func (in *input) joinInterchangeable() map[string]*rules.Offered {
 	first, apart := make(map[string]*rules.Offered), make(map[string]bool)
+	isUsable := func(d *rules.Offered) bool { return in.publishedHealth(d).IsUsable() }
 	for i := range in.Snapshot.Devices {
 		d := &in.Snapshot.Devices[i]
-		name := d.Interchangeable
-		if name == "" {
-			continue
-		}
-		if first[name] == nil {
-			first[name] = d
-		}
-		apart[name] = apart[name] || !in.Features.Sharing || d.Sharing != nil || !in.isAlike(d, first[name])
-	}
-	for name := range first {
-		if apart[name] {
-			delete(first, name)
+		if known := first[d.Interchangeable]; known == nil || !isUsable(known) && isUsable(d) {
+			first[d.Interchangeable] = d
 		}
 	}
+	delete(first, "")
+	isNamed := func(offer discovery.Offer) bool { return offer.NameAs != "" }
+	for i := range in.Snapshot.Devices {
+		d := &in.Snapshot.Devices[i]
+		known := first[d.Interchangeable]
+		if known != nil && (!in.Features.Sharing || d.Sharing != nil || d.Passthrough != nil || slices.ContainsFunc(d.Offers, isNamed) || isUsable(d) && !in.isAlike(d, known)) {
+			apart[d.Interchangeable] = true
+		}
+	}
+	maps.DeleteFunc(first, func(name string, _ *rules.Offered) bool { return apart[name] })
 	return first
 }
 
-// isAlike reports whether the administrator has no reason to distinguish two interchangeable
-// devices.
-func (in *input) isAlike(d, first *rules.Offered) bool {
-	for _, name := range in.Snapshot.Attributes {
-		if !reflect.DeepEqual(d.Attributes[name], first.Attributes[name]) {
-			return false
-		}
-	}
-	return reflect.DeepEqual(d.Overhead, first.Overhead)
+// isAlike reports whether two interchangeable devices have equal overhead and equal attributes, apart
+// from those that ResourceSlices do not have for interchangeable devices.
+func (in *input) isAlike(d, other *rules.Offered) bool {
+	names := slices.Concat(slices.Collect(maps.Keys(d.Attributes)), slices.Collect(maps.Keys(other.Attributes)))
+	return reflect.DeepEqual(d.Overhead, other.Overhead) && !slices.ContainsFunc(names, func(name resourceapi.QualifiedName) bool {
+		isPublished := !slices.Contains(discovery.OptionalAttributes, name) && !slices.Contains(discovery.DistinctAttributes, name)
+		return (isPublished || in.isListed(name)) && !(reflect.DeepEqual(d.Attributes[name], other.Attributes[name]) && reflect.DeepEqual(d.Lists[name], other.Lists[name]))
+	})
 }
 
 // addInterchangeable adds a device for each common name. Its capacity is the number of devices that
 // are allocated by the common name, including devices that are withheld or gone, and of those that
-// can be. free are the names of the latter. The scheduler subtracts the allocated ones.
+// can be. free are the names of the latter. The scheduler subtracts the allocated ones. Without any
+// device that can be allocated, there is no device with the common name.
 //
 // A claim requests several devices by an amount: the allocator does not allocate one device twice
 // for a request with a count (allocateOne in k8s.io/dynamic-resource-allocation v0.37,
@@ -67,10 +72,10 @@ func (in *input) addInterchangeable(out *content, free map[string][]string) {
 		for _, device := range free[name] {
 			count[device] = true
 		}
-		for _, device := range in.chosen[name] {
-			count[device] = true
+		for _, hold := range in.chosen[name] {
+			count[hold.Device] = true
 		}
-		if len(count) == 0 {
+		if len(free[name]) == 0 {
 			continue
 		}
 		one, most := *resource.NewQuantity(1, resource.DecimalSI), *resource.NewQuantity(int64(min(len(count), MaxChosen)), resource.DecimalSI)

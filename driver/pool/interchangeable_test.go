@@ -84,6 +84,81 @@ func TestInterchangeable(t *testing.T) {
 	}
 }
 
+// functions returns n virtual functions of an adapter, which are interchangeable.
+func functions(n int) (devices []rules.Offered) {
+	for i := range n {
+		d := rules.Offered{Device: discovery.Device{Name: fmt.Sprint("function-", i), Interchangeable: "adapter-vfs", PartOf: &discovery.Silicon{Name: "adapter"}, Attributes: discovery.Attributes{}}}
+		d.Attributes.SetString("model", "X710")
+		d.Attributes.SetString("ifName", fmt.Sprintf("ens1v%d", i))
+		d.Attributes.SetInt("vfIndex", int64(i))
+		d.Attributes.SetInt("iommuGroup", int64(40+i))
+		d.Lists = discovery.Lists{"rdmaDevice": {StringValues: []string{fmt.Sprint("mlx5_", i), "other"}}}
+		devices = append(devices, d)
+	}
+	return devices
+}
+
+// The virtual functions of an adapter are published as one device without the attributes that
+// distinguish them, unless claims may need to distinguish them.
+func TestInterchangeableFunctions(t *testing.T) {
+	const joined, each = "adapter-vfs", "function-0 function-1 function-2"
+	for name, test := range map[string]struct {
+		change   func(in *Input, second *rules.Offered)
+		names    string
+		capacity int64
+	}{
+		"all":                           {func(*Input, *rules.Offered) {}, joined, 3},
+		"with the listed index":         {func(in *Input, _ *rules.Offered) { in.Snapshot.Attributes = []resourceapi.QualifiedName{"vfIndex"} }, each, 0},
+		"with another model":            {func(_ *Input, d *rules.Offered) { d.Attributes.SetString("model", "X722") }, each, 0},
+		"with a further attribute":      {func(_ *Input, d *rules.Offered) { d.Attributes.SetString("pKey", "0x8001") }, each, 0},
+		"with an unpublished attribute": {func(_ *Input, d *rules.Offered) { d.Attributes.SetInt("acpiIndex", 3) }, joined, 3},
+		"an interface is in a pod":      {func(_ *Input, d *rules.Offered) { delete(d.Attributes, "ifName") }, joined, 3},
+		"one cannot be read": {func(_ *Input, d *rules.Offered) {
+			delete(d.Attributes, "model")
+			d.Health = discovery.Health{Status: discovery.Unknown}
+		}, joined, 2},
+		"one may go to vfio": {func(_ *Input, d *rules.Offered) { d.Passthrough = &discovery.PassthroughOption{} }, each, 0},
+		"one has a name for Multus": {func(_ *Input, d *rules.Offered) {
+			d.Offers = []discovery.Offer{{Resource: "example.com/net", NameAs: "k8s.cni.cncf.io/resourceName"}}
+		}, each, 0},
+		"one has another name":    {func(_ *Input, d *rules.Offered) { d.Offers = []discovery.Offer{{Resource: "example.com/net"}} }, joined, 3},
+		"the adapter is withheld": {func(in *Input, _ *rules.Offered) { in.Withheld = map[string]string{"adapter": "moves"} }, "", 0},
+		"the adapter is withheld, one is allocated": {func(in *Input, _ *rules.Offered) {
+			in.Withheld, in.Claims = map[string]string{"adapter": "moves"}, []*ledger.Claim{ofFunction("adapter-vfs")}
+		}, "", 0},
+		"one is allocated by its own name": {func(in *Input, _ *rules.Offered) { in.Claims = []*ledger.Claim{ofFunction("function-1")} }, joined, 2},
+		"one is allocated, then they are published one by one": {func(in *Input, _ *rules.Offered) {
+			in.Claims, in.Snapshot.Attributes = []*ledger.Claim{ofFunction("adapter-vfs")}, []resourceapi.QualifiedName{"vfIndex"}
+		}, "function-0 function-2", 0},
+		"one is allocated, then they are gone": {func(in *Input, _ *rules.Offered) {
+			in.Claims = []*ledger.Claim{ofFunction("adapter-vfs")}
+			in.Snapshot.Devices = []rules.Offered{{Device: discovery.Device{Name: "adapter"}}}
+		}, "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := Input{Snapshot: &rules.Snapshot{Devices: functions(3)}, Features: features.All(), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
+			test.change(&in, &in.Snapshot.Devices[1])
+			made, _ := BuildPool(in)
+			if got := namesIn(made); got != test.names {
+				t.Errorf("the pool has %q, want %q", got, test.names)
+			}
+			d := contentOf(made).devices[joined]
+			shares := d.Capacity[discovery.Shares].Value
+			if shares.Value() != test.capacity {
+				t.Errorf("the capacity is %s, want %d", shares.String(), test.capacity)
+			}
+			if len(d.Attributes) > 1 || test.capacity > 0 && d.Attributes["model"].StringValue == nil {
+				t.Errorf("the device has the attributes %v", d.Attributes)
+			}
+		})
+	}
+}
+
+// ofFunction returns the claim of the second function, which was allocated by a name.
+func ofFunction(name string) *ledger.Claim {
+	return &ledger.Claim{Namespace: "default", Name: "c", Results: []ledger.Result{{Device: name, Source: "function-1", Silicon: "adapter"}}}
+}
+
 var unhealthy = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionUnhealthy}
 
 // The scheduler allocates each of the interchangeable devices once, and one for a request without an

@@ -45,7 +45,7 @@ type Input struct {
 func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
 		Input: given, last: contentOf(given.Last), near: newNeighbourhood(rules.PlainDevices(given.Snapshot.Devices)),
-		held: make(map[string]string), alone: make(map[string]ledger.Hold), owned: make(map[string][]owned), chosen: make(map[string][]string),
+		held: make(map[string]string), alone: make(map[string]ledger.Hold), owned: make(map[string][]owned), chosen: make(map[string][]ledger.Hold),
 	}
 	for _, c := range given.Claims {
 		for i := range c.Results {
@@ -61,7 +61,7 @@ func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 			in.owned[r.Source] = append(in.owned[r.Source], owned{r.Device, h, c.Owner()})
 			switch {
 			case chosen:
-				in.chosen[r.Device] = append(in.chosen[r.Device], r.Source)
+				in.chosen[r.Device] = append(in.chosen[r.Device], h)
 			case h.Amount == nil:
 				in.alone[r.Device] = h
 			}
@@ -79,7 +79,7 @@ type input struct {
 	alone map[string]ledger.Hold // exclusive allocations, by allocated name, without common names
 	owned map[string][]owned     // allocations of devices without unlimited sharing, by name in the snapshot
 
-	chosen map[string][]string       // names in the snapshot of the devices that are allocated by a common name, by that name
+	chosen map[string][]ledger.Hold  // allocations by a common name, by that name
 	joined map[string]*rules.Offered // the first of the devices that are published as one, by their common name
 
 	last content

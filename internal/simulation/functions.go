@@ -90,11 +90,12 @@ func (m *machine) host(h *kernel.Host) *discovery.Host {
 	return host
 }
 
-// resources returns the extended resources of the machine's functions: disks under vfio, virtual
-// functions with their own driver.
+// resources returns the extended resources of devices that have none themselves: disks under vfio,
+// virtual functions with their own driver, interchangeable devices.
 func (m *machine) resources() ([]rules.Resource, error) {
-	if len(m.functions) == 0 {
-		return nil, nil
+	if len(m.functions) == 0 || m.joins {
+		channels, err := rules.Compile(`device.attributes["chandler.dev"].?channel.hasValue()`)
+		return []rules.Resource{{Selector: channels, Name: "example.com/channel"}}, err
 	}
 	disks, err := rules.Compile(`device.attributes["chandler.dev"].?pciClass.orValue("") == "010802"`)
 	if err != nil {
@@ -128,6 +129,9 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 func (w *World) specifyFunction(claim *resourceapi.ResourceClaim, device *rules.Offered) {
 	if len(w.machine.functions) == 0 {
 		return
+	}
+	if w.machine.joins {
+		device = nil // a claim cannot select one of several functions
 	}
 	vfio := w.random.IntN(2) == 0
 	expression := `device.attributes["chandler.dev"].kind == "nic"`

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ type machine struct {
 	resets    bool              // the devices' functions can be reset
 	named     []rules.Resource  // extended resources of the functions
 	daemons   bool              // claims may request MPS daemons
+	joins     bool              // some devices are published as one device
 
 	reassigns bool             // cards may return with each other's names and nodes
 	renumbers bool             // cards may return with each other's nodes
@@ -71,6 +73,30 @@ func gpuMachine(n int) *machine {
 	}
 	b.WriteString("-- end --\n")
 	m.text = []byte(b.String())
+	return m
+}
+
+// channelMachine returns a machine with cards, and with channels that are published as one device.
+func channelMachine(gpus, channels int) *machine {
+	m := gpuMachine(gpus)
+	m.name, m.joins = fmt.Sprintf("%d GPUs and %d channels", gpus, channels), true
+	m.daemons, m.resets = false, false // a claim for a daemon could get a channel, and a channel cannot be reset
+	text := bytes.NewBuffer(bytes.TrimSuffix(m.text, []byte("-- end --\n")))
+	for i := range channels {
+		fmt.Fprintf(text, "-- dev/nvidia-caps-imex-channels/channel%d c 503:%d --\n", i, i)
+	}
+	m.text = append(text.Bytes(), "-- end --\n"...)
+	return m
+}
+
+// virtualMachine returns a machine with a disk, and an adapter whose virtual functions are published as
+// one device.
+func virtualMachine(functions int) *machine {
+	m := &machine{name: fmt.Sprintf("an adapter with %d virtual functions", functions), joins: true}
+	m.add("0000:01:00.0", kernel.Function{Driver: "nvme", Group: 1})
+	m.add("0000:05:00.0", kernel.Function{Driver: "igb", Group: 20, Total: 7, Boot: functions})
+	m.cards = append(m.cards, card{address: "0000:01:00.0"})
+	m.text = append(m.text, "-- end --\n"...)
 	return m
 }
 
@@ -144,7 +170,7 @@ var machines = sync.OnceValues(func() (all []*machine, err error) {
 		all = append(all, gpuMachine(3), coreMachine(2, 2))
 	}
 	for range 2 {
-		all = append(all, numberedMachine(3))
+		all = append(all, numberedMachine(3), channelMachine(1, 3), virtualMachine(3))
 	}
 	for range 2 {
 		all = append(all, functionMachine(true, true, false), functionMachine(true, true, true))
@@ -216,6 +242,16 @@ func (m *machine) findCards() {
 			}
 		}
 	}
+}
+
+// interchangeable returns the devices with a common name, none for "".
+func (m *machine) interchangeable(name string) (devices []string) {
+	for _, d := range m.devices {
+		if name != "" && d.Interchangeable == name {
+			devices = append(devices, d.Name)
+		}
+	}
+	return devices
 }
 
 // nodesOf returns the host paths of a device's nodes, without the leading slash.

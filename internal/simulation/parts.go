@@ -51,6 +51,9 @@ type portion struct {
 // notePortions records the allocated part of each device, by the slices behind the allocation.
 func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
 	for _, r := range results {
+		if len(w.machine.interchangeable(r.Device)) > 0 {
+			continue // a claim has the chosen devices whole
+		}
 		p, has := portion{claim: true, of: claim, device: r.Device}, part(nil)
 		for _, s := range of {
 			for i := range s.Spec.Devices {

@@ -201,6 +201,10 @@ func (w *World) makeClaim(name string) {
 		amount.Mul(int64(1 + w.random.IntN(2)))
 		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: amount}}
 	}
+	if w.machine.joins && w.server.Features().Sharing && w.random.IntN(4) == 0 {
+		requested := map[resourceapi.QualifiedName]resource.Quantity{discovery.Shares: newQuantity(int64(1 + w.random.IntN(2)))}
+		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: requested}
+	}
 	w.specifyFunction(claim, nil)
 	w.specifyDaemon(claim)
 	w.server.Put(claim)

@@ -101,7 +101,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 				// Metadata that could not be written is left out; kubelets up to 1.36 keep the
 				// metadata's CDI ID.
 				_, of := deviceOf(id, uid)
-				if !w.mayLackSpecs() && isOf(ids, claim) && !w.isEnding(c.Ending[uid]) && !w.lacksRecord(c, uid) && (of || !w.failedOnce()) {
+				if !w.mayLackSpecs() && w.isOf(ids, claim) && !w.isEnding(c.Ending[uid]) && !w.lacksRecord(c, uid) && (of || !w.failedOnce()) {
 					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
 				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)
@@ -111,10 +111,10 @@ func (w *World) startContainer(c *kubelet.Container) error {
 				continue // a metadata file
 			}
 			r := resourceapi.DeviceRequestAllocationResult{Device: device}
-			if now := resultOf(claim, device); now != nil {
+			if now := w.resultOf(claim, device); now != nil {
 				r = *now
 			}
-			u := w.claimUse(c, uid, &r)
+			u := w.claimUse(c, uid, device, &r)
 			u.nodes = w.ownNodes(found[id])
 			mps := requestsMPS(claim)
 			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0 && !mps, w.host.FunctionsOf(pathsOf(found[id]))
@@ -192,24 +192,34 @@ func (w *World) lacksRecord(c *kubelet.Container, claim types.UID) bool {
 // isOf reports whether CDI devices belong to a claim's present allocation. The claim may have been
 // allocated again. The kubelet does not prepare the claim again then, and up to 1.36 keeps the
 // earlier devices beside those of later answers.
-func isOf(ids []string, claim *resourceapi.ResourceClaim) bool {
+func (w *World) isOf(ids []string, claim *resourceapi.ResourceClaim) bool {
 	return !slices.ContainsFunc(ids, func(id string) bool {
 		device, of := deviceOf(id, claim.UID)
-		return of && resultOf(claim, device) == nil
+		return of && w.resultOf(claim, device) == nil
 	})
 }
 
 // resultOf returns the result of a claim's allocation for a CDI device, nil if there is none. A
 // whole device from an earlier allocation does not match a result for a share of that device.
-func resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.DeviceRequestAllocationResult {
+func (w *World) resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.DeviceRequestAllocationResult {
 	results := claim.Status.Allocation.Devices.Results
 	i := slices.IndexFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.ShareID == nil && device == r.Device || r.ShareID != nil && device == r.Device+"-"+string(*r.ShareID)
+		given, of := givenDevice(device, &r)
+		return of && (given == r.Device || w.machine.devices[given].Interchangeable == r.Device)
 	})
 	if i < 0 {
 		return nil
 	}
 	return &results[i]
+}
+
+// givenDevice returns the device in the name of a CDI device, and whether the name has the share of an
+// allocation result.
+func givenDevice(device string, r *resourceapi.DeviceRequestAllocationResult) (given string, of bool) {
+	if r.ShareID == nil {
+		return device, true
+	}
+	return strings.CutSuffix(device, "-"+string(*r.ShareID))
 }
 
 // heal is the time limit for an agent to write missing files again.
@@ -275,12 +285,20 @@ func (w *World) ownNodes(edits specs.ContainerEdits) (numbers []string) {
 }
 
 func (w *World) isOwn(node string) bool {
+	for _, d := range w.machine.devices {
+		if d.Interchangeable != "" && slices.Contains(nodesOf(&d), strings.TrimPrefix(node, "/")) {
+			return true
+		}
+	}
 	return slices.ContainsFunc(w.machine.cards, func(c card) bool { return slices.Contains(c.nodes, strings.TrimPrefix(node, "/")) })
 }
 
-// claimUse returns the use for a result of a claim's allocation.
-func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.DeviceRequestAllocationResult) *use {
+// claimUse returns the use of a CDI device for a result of a claim's allocation.
+func (w *World) claimUse(c *kubelet.Container, claim types.UID, device string, r *resourceapi.DeviceRequestAllocationResult) *use {
 	name, _ := shareStem(r.Device)
+	if given, _ := givenDevice(device, r); w.machine.devices[given].Interchangeable == r.Device {
+		name = given
+	}
 	d, found := w.machine.devices[name]
 	p := portion{claim: true, of: claim, device: r.Device}
 	if end := len(name) - len(claim); !found && end > 0 { // a share of an earlier allocation

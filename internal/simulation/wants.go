@@ -32,6 +32,9 @@ func (w *World) drawConfiguration() {
 		r.Exclude = []rules.Selector{pickOne(w.random, w.machine.exclude...)}
 	}
 	r.Resources = w.machine.named
+	if w.machine.joins && w.random.IntN(3) == 0 {
+		r.Attributes = []resourceapi.QualifiedName{"channel", "vfIndex"}
+	}
 	host := w.machine.host(nil)
 	w.settings = agent.Settings{
 		Rules: r, Passthrough: host.Passthroughs, VirtualFunctions: host.VirtualFunctions, Reclaim: w.drawReclaim(),
@@ -55,7 +58,7 @@ func (w *World) drawConfiguration() {
 	for _, rule := range w.settings.Reclaim {
 		handover = append(handover, fmt.Sprintf("%s, reset %v", rule.Expression, rule.Value.Reset))
 	}
-	w.log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q", w.mode, shared, excluded, handover)
+	w.log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q, attributes %v", w.mode, shared, excluded, handover, r.Attributes)
 }
 
 // wantedForm returns the devices with the present configuration.
@@ -154,7 +157,7 @@ func (w *World) checkPublished() string {
 		return w.checkListed()
 	}
 	var newest, want, there int64
-	usable, shared := make(map[string]bool), make(map[string]bool)
+	usable, shared, joined := make(map[string]bool), make(map[string]bool), make(map[string]int64)
 	for _, s := range w.server.Slices() {
 		newest = max(newest, s.Spec.Pool.Generation)
 	}
@@ -166,6 +169,11 @@ func (w *World) checkPublished() string {
 		want = s.Spec.Pool.ResourceSliceCount
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
+			if alike := w.machine.interchangeable(d.Name); len(alike) > 0 {
+				capacity := d.Capacity[discovery.Shares].Value
+				joined[d.Name] = capacity.Value()
+				continue
+			}
 			name, share := shareStem(d.Name)
 			usable[name], shared[name] = len(taintsOf(d)) == 0, share
 		}
@@ -179,6 +187,9 @@ func (w *World) checkPublished() string {
 	if w.open() > 0 {
 		return "" // some pods may have devices that are to be offered differently
 	}
+	if why := w.checkJoined(joined); why != "" {
+		return why
+	}
 	for _, name := range slices.Sorted(maps.Keys(usable)) {
 		if _, known := w.machine.devices[name]; !known {
 			return "device " + name + " is published, and is none of the machine's" // such as what remained of a card
@@ -190,6 +201,7 @@ func (w *World) checkPublished() string {
 		switch {
 		case !wanted && there:
 			return "device " + name + " is published, and excluded"
+		case wanted && joined[d.Interchangeable] > 0 && !there:
 		case !wanted || d.PartOf != nil && !w.server.Features().Counters: // only some of these are
 		case !there:
 			return "device " + name + " is not published"
@@ -198,6 +210,21 @@ func (w *World) checkPublished() string {
 		case !well:
 			return "device " + name + " is tainted"
 		}
+	}
+	return ""
+}
+
+// checkJoined describes interchangeable devices that are not published together, by their common names
+// with the published numbers, while no pod has any.
+func (w *World) checkJoined(published map[string]int64) string {
+	want := make(map[string]int64)
+	for _, d := range w.wantedForm() {
+		if w.machine.joins && d.Interchangeable != "" && d.Sharing == nil && len(w.settings.Rules.Attributes) == 0 && w.server.Features().Sharing {
+			want[d.Interchangeable]++
+		}
+	}
+	if !maps.Equal(published, want) {
+		return fmt.Sprintf("of interchangeable devices, %v are published together, and not %v", published, want)
 	}
 	return ""
 }

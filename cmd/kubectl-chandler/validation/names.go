@@ -142,7 +142,7 @@ func (v *validator) warnAttribute(at place, domain, local string, published bool
 	switch nearest := nearestAttribute(domain, local); {
 	case derived && !published:
 		v.addFindings(at, severityWarning, fmt.Errorf("only ResourceSlices have the attribute %s, so that a configuration cannot select devices by it", name))
-	case slices.Contains(discovery.OptionalAttributes, resourceapi.QualifiedName(name)) && published:
+	case PublicationNote(name) != "" && !slices.Contains(discovery.ReplacedByModel, resourceapi.QualifiedName(name)) && published:
 		v.notef(at, "%s", PublicationNote(name))
 	case name == "type" && published:
 		v.notef(at, "only an autoscaler's placeholders for devices of nodes that do not exist yet have the attribute type")
@@ -205,9 +205,15 @@ func PublicationNote(name string) string {
 		return fmt.Sprintf("ResourceSlices have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
 	case slices.Contains(discovery.ReplacedByModel, resourceapi.QualifiedName(name)):
 		return fmt.Sprintf("devices with a model have the attribute %s only if the agent's configuration has attributes: [%s]", name, name)
+	case slices.Contains(virtualOnly, name):
+		return fmt.Sprintf("virtual functions of one adapter may be one device, without the attribute %s, unless the agent's configuration has attributes: [vfIndex]", name)
 	}
 	return ""
 }
+
+// virtualOnly are the attributes that claims select virtual functions of an adapter by. A device for
+// several functions does not have them.
+var virtualOnly = []string{"ifName", "vfIndex"}
 
 // noteNVML notes that NVIDIA GPUs have an attribute or a capacity only with NVML. The name is "" if
 // there is nothing to note.

@@ -72,11 +72,12 @@ func (b *withdrawalBench) add(objects ...runtime.Object) {
 
 // ask returns the present answer for the waiting devices.
 func (b *withdrawalBench) ask() *Published {
-	npu := &discovery.Silicon{Name: "npu"}
+	adapter, npu := &discovery.Silicon{Name: "adapter"}, &discovery.Silicon{Name: "npu"}
 	channel := func(name string) rules.Offered {
 		return rules.Offered{Device: discovery.Device{Name: name, Interchangeable: "channels"}}
 	}
 	s := &rules.Snapshot{Devices: []rules.Offered{
+		{Device: discovery.Device{Name: "adapter-vf-0", Interchangeable: "vfs", PartOf: adapter}}, {Device: discovery.Device{Name: "adapter-vf-1", Interchangeable: "vfs", PartOf: adapter}},
 		channel("channel-0"), channel("channel-1"), channel("channel-2"),
 		{Device: discovery.Device{Name: "fpga"}}, {Device: discovery.Device{Name: "gpu"}}, {Device: discovery.Device{Name: "nic"}}, {Device: discovery.Device{Name: "npu-core-1", PartOf: npu}},
 	}}
@@ -171,6 +172,37 @@ func TestWithdrawalOfInterchangeable(t *testing.T) {
 		}
 		time.Sleep(WithdrawalTime)
 		b.expect("with a prepared claim only", map[string]string{})
+	})
+}
+
+// An adapter with interchangeable functions leaves DRA a minute after the last slice with any of them,
+// unless a claim for one of them, by its own or the common name, is not prepared yet.
+func TestWithdrawalOfInterchangeableFunctions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newWithdrawalBench(t)
+		b.waiting = map[string]bool{"adapter": true}
+		shares := discovery.Capacity{}
+		shares.Set(discovery.Shares, 2)
+		b.add(&resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: "slice"},
+			Spec:       resourceapi.ResourceSliceSpec{Driver: discovery.Domain, NodeName: new("node"), Devices: []resourceapi.Device{{Name: "vfs", Capacity: shares}}},
+		})
+		b.expect("at first", map[string]string{"adapter": "ResourceSlice slice"})
+		if err := b.client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceslices"), "", "slice"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(WithdrawalTime)
+		b.expect("without the slice", map[string]string{"adapter": stillAllocatable})
+		for _, name := range []string{"vfs", "adapter-vf-1"} {
+			b.add(withPod(name, "node", bound, resourceapi.DeviceRequestAllocationResult{Device: name})...)
+			time.Sleep(WithdrawalTime + WithdrawalTime/10)
+			b.expect("with a claim", map[string]string{"adapter": "ResourceClaim default/" + name})
+			if err := b.client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(WithdrawalTime)
+		b.expect("without claims", map[string]string{})
 	})
 }
 
