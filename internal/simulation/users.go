@@ -190,12 +190,23 @@ func (w *World) lacksRecord(c *kubelet.Container, claim types.UID) bool {
 }
 
 // isOf reports whether CDI devices belong to a claim's present allocation. The claim may have been
-// allocated again. The kubelet does not prepare the claim again then, and up to 1.36 keeps the
-// earlier devices beside those of later answers.
+// allocated again, or may have got another one of several interchangeable devices after a reboot. The
+// kubelet does not prepare a claim with another allocation again, and up to 1.36 keeps the earlier
+// devices beside those of later answers.
 func (w *World) isOf(ids []string, claim *resourceapi.ResourceClaim) bool {
+	chosen := make(map[*resourceapi.DeviceRequestAllocationResult]int64)
 	return !slices.ContainsFunc(ids, func(id string) bool {
 		device, of := deviceOf(id, claim.UID)
-		return of && w.resultOf(claim, device) == nil
+		if !of {
+			return false
+		}
+		r := w.resultOf(claim, device)
+		if r == nil {
+			return true
+		}
+		chosen[r]++
+		amount := r.ConsumedCapacity[discovery.Shares]
+		return len(w.machine.interchangeable(r.Device)) > 0 && chosen[r] > max(1, amount.Value())
 	})
 }
 
