@@ -75,21 +75,25 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 		}
 		return chosen, nil
 	}
-	// After a reboot, the claim gets its earlier devices if they are free. A device without some of the
+	present := h.ledger.View(v)
+	ofOthers := present.EarlierSources()
+	// After a reboot, the claim gets its earlier devices if they are free, and the devices of claims that
+	// are not prepared again yet come late. A device without some of the
 	// others' attributes, such as a function whose interface is still in a pod, comes after them.
 	slices.SortStableFunc(alike, func(a, b *rules.Offered) int {
 		rank := func(device *rules.Offered) int {
 			switch {
 			case v.withheld[device.Silicon()] != "":
-				return 2
+				return 3
 			case isBefore(device):
 				return 0
+			case ofOthers[device.Name]:
+				return 2
 			}
 			return 1
 		}
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(len(b.Attributes), len(a.Attributes)))
 	})
-	present := h.ledger.View(v)
 	var blocked *ledger.Blocked
 	for _, device := range alike {
 		hold := ledger.Hold{Device: device.Name, Silicon: device.Silicon(), Whole: device.PartOf == nil, Open: wanted.Admin}

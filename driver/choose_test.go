@@ -136,15 +136,24 @@ func TestChooseSeveralDevices(t *testing.T) {
 	}
 }
 
-// A claim that was prepared before a reboot gets another device if its device has another consumer.
+// After a reboot, other claims get the device of a claim that is not prepared again yet only if no other
+// device is free. Then the claim gets another device.
 func TestChooseDeviceAfterReboot(t *testing.T) {
 	b := newBench(t).restart().offers(channels(2)...)
-	one, two := anyChannel("one", 1), anyChannel("two", 1)
+	one, two, three := anyChannel("one", 1), anyChannel("two", 1), anyChannel("three", 1)
 	mustPrepare(t, b, one)
 	b.boot = "boot-2"
 	b.restart().offers(channels(2)...)
 	mustPrepare(t, b, two)
-	expectChosen(t, b, two, "channel-0")
+	expectChosen(t, b, two, "channel-1")
+	mustPrepare(t, b, one)
+	expectChosen(t, b, one, "channel-0")
+	b.boot = "boot-3"
+	b.restart().offers(channels(2)...)
+	mustPrepare(t, b, three)
+	expectChosen(t, b, three, "channel-0")
+	mustPrepare(t, b, two)
+	mustUnprepare(t, b, two)
 	mustPrepare(t, b, one)
 	expectChosen(t, b, one, "channel-1")
 }

@@ -177,6 +177,10 @@
 //     holds is not synchronised".
 //   - The new names of both files: a content may exist without its new name. Break "a new name of
 //     a file is not synchronised".
+//   - Files of claims with chosen devices ([Result.IsChosen]): after a reboot, a kubelet up to 1.36
+//     adds the CDI devices of the next answer to those that it has recorded (addDevice in
+//     pkg/kubelet/cm/dra/claiminfo.go, read in 1.31; in 1.37, resetDevices precedes it), so the claim
+//     must get the same devices. TestChosenDevicesAreSynchronised.
 //   - The names of their directories, at the start of an agent and after a removal of the
 //     directories: without its directory a file is lost. Break "names of directories are not
 //     synchronised", and TestDirectoriesAreSynchronised.
@@ -184,7 +188,7 @@
 // Writes that are not synchronized, with the reason. The whole simulation tests each of them, and
 // so do the tests named here:
 //
-//   - Claims' files: a reboot voids them, and the kubelet prepares its claims again.
+//   - Files of all other claims: a reboot voids them, and the kubelet prepares its claims again.
 //   - CDI specs and files of the host: they are in /var/run, which is in memory.
 //   - Metadata and the copies of their specs: they are written again with the claim.
 //   - /run/chandler/journal/reclaim, on tmpfs: a reboot ends all processes.

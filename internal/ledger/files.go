@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,8 +18,8 @@ import (
 // was given.
 type files struct {
 	dir    string
-	claims disk.Files // records of claims, which are invalid after a reboot
-	synced disk.Files // the other files, which survive a reboot
+	claims disk.Files // records of claims, which are void after a reboot
+	synced disk.Files // the other files, and records of claims with chosen devices, which survive a reboot
 }
 
 const (
@@ -88,6 +89,16 @@ func (f *files) writeSynced(name string, data []byte) error {
 	}
 	_, err := f.synced.Write(f.path(name), data, 0o600)
 	return err
+}
+
+// writeClaim writes the record of a claim, and reports which content a failed write has left. A claim
+// with chosen devices must get the same devices after a reboot, so its record is synchronized.
+func (f *files) writeClaim(c *Claim, data []byte) (disk.InPlace, error) {
+	to := f.claims
+	if slices.ContainsFunc(c.Results, func(r Result) bool { return r.IsChosen() }) {
+		to = f.synced
+	}
+	return to.Write(f.claimFile(c.UID), data, 0o600)
 }
 
 // setAside renames an invalid file, to make room for a new one.

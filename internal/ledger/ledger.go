@@ -142,7 +142,7 @@ func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
 	}
 	there := disk.Old
 	if err = l.sayBoot(); err == nil {
-		there, err = l.files.claims.Write(l.files.claimFile(c.UID), data, 0o600)
+		there, err = l.files.writeClaim(c, data)
 	}
 	if err != nil {
 		err = fmt.Errorf("write record %s: %w", l.files.claimFile(c.UID), err)

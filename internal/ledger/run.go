@@ -137,7 +137,7 @@ func (l *Ledger) restoreClaim(c *Claim) error {
 	}
 	data, err := c.file()
 	if err == nil {
-		_, err = l.files.claims.Write(file, data, 0o600)
+		_, err = l.files.writeClaim(c, data)
 	}
 	if err != nil {
 		return fmt.Errorf("write record %s again: %w", file, err)

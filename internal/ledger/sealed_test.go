@@ -458,6 +458,36 @@ func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 	}
 }
 
+// The record of a claim with a chosen device is synchronized, also when it is written again. The record
+// of another claim is not.
+func TestChosenDevicesAreSynchronised(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	synced := 0
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.SyncDir && name == b.files.path(claimsDir) {
+			synced++
+		}
+		return nil
+	}
+	b.mustGive(claim("whole", s["a"]), s)
+	if synced > 0 {
+		t.Errorf("the record of a claim without a chosen device is synchronized %d times", synced)
+	}
+	chosen := claim("chosen", s["b"])
+	chosen.Results[0].Device = "common"
+	b.mustGive(chosen, s)
+	if synced != 1 {
+		t.Errorf("the record is synchronized %d times", synced)
+	}
+	if err := os.Remove(b.files.claimFile(chosen.UID)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.restoreClaim(chosen); err != nil || synced != 2 {
+		t.Errorf("the lost record is written again: %v, synchronized %d times", err, synced)
+	}
+}
+
 // A damaged file boot is not evidence of another boot: an invalid record blocks other owners.
 func TestDamagedBoot(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))

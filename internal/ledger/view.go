@@ -79,6 +79,22 @@ func claimsOf(accounts []*account) (claims []*Claim) {
 	return claims
 }
 
+// EarlierSources returns the chosen devices of claims of an earlier boot that are not prepared again
+// yet.
+func (v *View) EarlierSources() map[string]bool {
+	sources := make(map[string]bool)
+	for _, a := range v.accounts {
+		if c, ok := a.entry.(*Claim); ok && a.state == Ended {
+			for i := range c.Results {
+				if r := &c.Results[i]; r.IsChosen() {
+					sources[r.Source] = true
+				}
+			}
+		}
+	}
+	return sources
+}
+
 // SealedEntries returns the entries of the present boot with unreadable records.
 func (v *View) SealedEntries() (sealed []*Sealed) {
 	for _, a := range v.accounts {
