@@ -54,7 +54,7 @@ func (in *input) isAlike(d, other *rules.Offered) bool {
 	names := slices.Concat(slices.Collect(maps.Keys(d.Attributes)), slices.Collect(maps.Keys(other.Attributes)))
 	return reflect.DeepEqual(d.Overhead, other.Overhead) && !slices.ContainsFunc(names, func(name resourceapi.QualifiedName) bool {
 		isPublished := !slices.Contains(discovery.OptionalAttributes, name) && !slices.Contains(discovery.DistinctAttributes, name)
-		return (isPublished || in.isListed(name)) && !(reflect.DeepEqual(d.Attributes[name], other.Attributes[name]) && reflect.DeepEqual(d.Lists[name], other.Lists[name]))
+		return (isPublished || in.isListed(name)) && (!reflect.DeepEqual(d.Attributes[name], other.Attributes[name]) || !reflect.DeepEqual(d.Lists[name], other.Lists[name]))
 	})
 }
 
