@@ -77,9 +77,9 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 	}
 	present := h.ledger.View(v)
 	ofOthers := present.EarlierSources()
-	// After a reboot, the claim gets its earlier devices if they are free, and the devices of claims that
-	// are not prepared again yet come late. A device without some of the
-	// others' attributes, such as a function whose interface is still in a pod, comes after them.
+	// After a reboot, the claim gets its earlier devices if they are free, and the earlier devices of other
+	// claims only if no other device is free. A device without some of the attributes, such as a function
+	// whose interface is still in a pod, comes after those with all of them.
 	slices.SortStableFunc(alike, func(a, b *rules.Offered) int {
 		rank := func(device *rules.Offered) int {
 			switch {
