@@ -345,7 +345,7 @@ func testMIGRandom(t *testing.T) {
 	watched := watchMIG(t)
 	var streams sync.WaitGroup
 	var mu sync.Mutex
-	began, ran, pods, waited := time.Now(), make(map[string]int), 0, 0
+	began, ran, pods, waited := time.Now(), make(map[string]bool), 0, 0
 	isEnough := func() bool {
 		mu.Lock()
 		defer mu.Unlock()
@@ -364,7 +364,7 @@ func testMIGRandom(t *testing.T) {
 				if device == "" {
 					waited++
 				} else {
-					ran[device]++
+					ran[device] = true
 					pods++
 				}
 				mu.Unlock()
