@@ -77,8 +77,8 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 	}
 	present := h.ledger.View(v)
 	ofOthers := present.EarlierSources()
-	// After a reboot, the claim gets its earlier devices if they are free, and the earlier devices of other
-	// claims only if no other device is free. A device without some of the attributes, such as a function
+	// After a reboot, the claim gets its earlier devices if they are free, like a claim that names its
+	// device also if they are unhealthy, and the earlier devices of other claims only if no other device is free. A device without some of the attributes, such as a function
 	// whose interface is still in a pod, comes after those with all of them.
 	slices.SortStableFunc(alike, func(a, b *rules.Offered) int {
 		rank := func(device *rules.Offered) int {
@@ -99,7 +99,7 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 		hold := ledger.Hold{Device: device.Name, Silicon: device.Silicon(), Whole: device.PartOf == nil, Open: wanted.Admin}
 		hasAlready := func(r ledger.Result) bool { return r.Source == device.Name }
 		switch b := present.BlockedBy(discovery.ModeDRA, c.Key(), []ledger.Hold{hold}); {
-		case !device.Health.IsUsable() || slices.ContainsFunc(c.Results, hasAlready):
+		case !device.Health.IsUsable() && !isBefore(device), slices.ContainsFunc(c.Results, hasAlready):
 		case b != nil && (blocked == nil || b.Reclaiming || b.Changing):
 			blocked = b
 		case b == nil && (wanted.Admin || h.reserveFree(device.Name, c, hold, v)):

@@ -158,6 +158,19 @@ func TestChooseDeviceAfterReboot(t *testing.T) {
 	expectChosen(t, b, one, "channel-1")
 }
 
+// After a reboot, a claim keeps an unhealthy device: its pod may not start with another one.
+func TestChooseUnhealthyDeviceAfterReboot(t *testing.T) {
+	b := newBench(t).restart().offers(channels(2)...)
+	c := anyChannel("c", 1)
+	mustPrepare(t, b, c)
+	b.boot = "boot-2"
+	devices := channels(2)
+	devices[0].Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionUnhealthy}
+	b.restart().offers(devices...)
+	mustPrepare(t, b, c)
+	expectChosen(t, b, c, "channel-0")
+}
+
 // The driver does not choose a device that has another consumer by any name or API, or that is not
 // usable. It chooses a withheld device last, and before that a device that lacks an attribute.
 func TestChooseFreeDevice(t *testing.T) {
