@@ -244,7 +244,11 @@ func (o *Manager) restartWork(ctx context.Context, family string, claim *wire.Cl
 		return // the driver's call for the claim orders the work
 	}
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(entry.Namespace, entry.Name), "uid", uid)
-	err = o.Begin(beginning, uid, []discovery.Order{{Family: family, How: claim.How}})
+	if len(claim.How) == 0 {
+		err = fmt.Errorf("%s; what was ordered is unknown until the kubelet prepares the claim again", claim.Broken)
+	} else {
+		err = o.Begin(beginning, uid, []discovery.Order{{Family: family, How: claim.How}})
+	}
 	t := trouble{reason: claim.Broken, at: time.Now()}
 	for i := range entry.Results {
 		t.devices = append(t.devices, entry.Results[i].Source)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -21,9 +22,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// newSharingDaemons returns a [Manager] with a directory of a family's program that contains a
+// newManager returns a [Manager] with a directory of a family's program that contains a
 // claim's record.
-func newOverseer(t *testing.T, host fstest.MapFS, record string) *Manager {
+func newManager(t *testing.T, host fstest.MapFS, record string) *Manager {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "o") // socket names have a length limit
 	if err != nil {
@@ -64,13 +65,13 @@ func TestEndsWithoutTheProgram(t *testing.T) {
 		"before a reboot":   {fstest.MapFS{}, `{"uid":"uid","process":{"pid":7,"start":"100"},"changed":true,"boot":"earlier"}`, true},
 		"an unknown boot":   {fstest.MapFS{}, `{"uid":"uid","changed":true}`, false},
 	} {
-		o := newOverseer(t, test.host, test.record)
+		o := newManager(t, test.host, test.record)
 		err := o.Remove(&ledger.Claim{UID: "uid"}, nil)
 		if (err == nil) != test.ends || err != nil && !errors.Is(err, errNoListener) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	o := newOverseer(t, stat("S", "100"), record)
+	o := newManager(t, stat("S", "100"), record)
 	if err := o.Remove(&ledger.Claim{UID: "other"}, nil); err != nil {
 		t.Errorf("a claim without a sharing daemon: %v", err)
 	}
@@ -82,7 +83,7 @@ func TestEndsWithoutTheProgram(t *testing.T) {
 // The program's response is passed on. A program that does not respond delays the agent for a
 // limited time only.
 func TestAnswers(t *testing.T) {
-	o := newOverseer(t, nil, "")
+	o := newManager(t, nil, "")
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(o.config.Dir, "maker", wire.Socket))
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +123,7 @@ func TestAnswers(t *testing.T) {
 
 // A request waits for the restart of a crashed program.
 func TestCrashed(t *testing.T) {
-	o := newOverseer(t, nil, "")
+	o := newManager(t, nil, "")
 	listen := func() net.Listener {
 		listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(o.config.Dir, "maker", wire.Socket))
 		if err != nil {
@@ -157,7 +158,7 @@ func TestCrashed(t *testing.T) {
 
 // An unexpected end makes the devices unhealthy until the claim ends.
 func TestDeviceFaults(t *testing.T) {
-	o := newOverseer(t, nil, "")
+	o := newManager(t, nil, "")
 	if faults := o.DeviceFaults(); len(faults) > 0 {
 		t.Errorf("before the end: %v", faults)
 	}
@@ -173,9 +174,9 @@ func TestDeviceFaults(t *testing.T) {
 	}
 }
 
-// A claim does not end while its work is restarted, and the work of an ended claim is not restarted.
-func TestRestartMeetsTheEnd(t *testing.T) {
-	o := newOverseer(t, nil, `{"uid":"uid"}`)
+// allocateClaim sets the ledger of a manager, and allocates a device to a claim.
+func allocateClaim(t *testing.T, o *Manager) {
+	t.Helper()
 	o.config.Ledger = ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
 	o.config.Ledger.AddOutput(o)
 	if _, err := o.config.Ledger.Open(t.Context()); err != nil {
@@ -186,6 +187,36 @@ func TestRestartMeetsTheEnd(t *testing.T) {
 	if err := o.config.Ledger.AllocateClaim(c, ledger.Allocated, &ledger.Present{}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// A program that cannot read the record of a claim does not know what was ordered. Its device is
+// unhealthy, and the program gets no order until the kubelet prepares the claim again.
+func TestUnknownOrderIsNotRepeated(t *testing.T) {
+	o := newManager(t, nil, "{")
+	allocateClaim(t, o)
+	o.config.Transport = transport(func(r *http.Request) string {
+		if r.Method != http.MethodGet {
+			t.Errorf("the program gets the request %s %s", r.Method, r.URL.Path)
+		}
+		return `[{"uid":"uid","broken":"its record cannot be read"}]`
+	})
+	o.checkProgram(t.Context(), "maker")
+	if reason := o.DeviceFaults()["d"].Reason; !strings.HasPrefix(reason, "its record cannot be read; ") {
+		t.Errorf("the device's fault is %q", reason)
+	}
+}
+
+// transport answers requests with texts.
+type transport func(*http.Request) string
+
+func (answer transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(answer(r))), Request: r}, nil
+}
+
+// A claim does not end while its work is restarted, and the work of an ended claim is not restarted.
+func TestRestartMeetsTheEnd(t *testing.T) {
+	o := newManager(t, nil, `{"uid":"uid"}`)
+	allocateClaim(t, o)
 	var mu sync.Mutex
 	var answered []string
 	begun, proceed := make(chan struct{}), make(chan struct{})
@@ -196,7 +227,7 @@ func TestRestartMeetsTheEnd(t *testing.T) {
 	server := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.Method {
 		case http.MethodGet:
-			fmt.Fprint(w, `[{"uid":"uid","begun":true,"broken":"its daemon has ended"}]`)
+			fmt.Fprint(w, `[{"uid":"uid","how":{"gpus":"GPU-1"},"begun":true,"broken":"its daemon has ended"}]`)
 			return
 		case http.MethodPut:
 			close(begun)
@@ -243,7 +274,7 @@ func TestRestartMeetsTheEnd(t *testing.T) {
 
 // The program may have work for a claim that no longer exists, and no directory: its disk was full.
 func TestEndsUnknownClaimWithoutDirectory(t *testing.T) {
-	o := newOverseer(t, nil, "")
+	o := newManager(t, nil, "")
 	o.config.Ledger = ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
 	if _, err := o.config.Ledger.Open(t.Context()); err != nil {
 		t.Fatal(err)
