@@ -24,7 +24,10 @@ type running struct {
 	since time.Time
 	until time.Time
 	ended bool // its container has ended
-	brief bool // its container ended before every agent can have read the devices' consumer from PodResources
+
+	// brief is set if not every agent can have read the devices' consumer from PodResources: the
+	// container ended too early, or is an init container, which PodResources leaves out.
+	brief bool
 
 	// unheld is set if agents may have had no reclaim rule at some time since the end of the
 	// container. Such agents release the device at once, and no record contains the pod any more.
@@ -103,7 +106,7 @@ func (w *World) endProcess(c *kubelet.Container) {
 			continue
 		}
 		w.mu.Lock()
-		p.ended, p.brief, p.unheld = true, time.Since(p.since) < time.Minute, unheld
+		p.ended, p.brief, p.unheld = true, time.Since(p.since) < time.Minute || c.Pod.Init, unheld
 		w.mu.Unlock()
 		if !late {
 			w.exit(p)

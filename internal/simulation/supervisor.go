@@ -53,7 +53,7 @@ const asMPS = `{"mps":"true"}`
 const supervisorDir = stateDir + "/sharing-daemons/nvidia"
 
 func newSupervisor(w *World) *supervisor {
-	return &supervisor{world: w, ended: make(chan struct{}), claims: make(map[string]*served), modes: make(map[string]string)}
+	return &supervisor{world: w, modes: make(map[string]string)}
 }
 
 // specifyDaemon makes some claims request an MPS daemon. A daemon needs whole devices.
@@ -200,6 +200,9 @@ func gpusOf(how map[string]string) []string {
 
 // begin starts the daemon of a claim, unless the client has given up before.
 func (s *supervisor) begin(ctx context.Context, ended chan struct{}, uid string, how map[string]string) error {
+	if len(how) == 0 {
+		return errors.New("the order makes no sense: no GPU")
+	}
 	c, err := s.enter(ended, uid, how)
 	if err != nil {
 		return err
@@ -366,6 +369,9 @@ func (s *supervisor) restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended, s.claims = make(chan struct{}), make(map[string]*served)
+	if s.world.machine.daemons {
+		s.world.disk.AddFile(path.Join(supervisorDir, wire.Socket))
+	}
 	for _, name := range s.world.disk.Files(supervisorDir) {
 		if path.Base(name) != wire.Record {
 			continue

@@ -130,6 +130,7 @@ func NewWorld(seed uint64) *World {
 	w.host.Changed = w.announceUevent
 	w.supervisor = newSupervisor(w)
 	w.disk = disk.New(func(line string) { w.log("disk: %s", line) }, kubeletRoot+"/plugins", kubeletRoot+"/plugins_registry", "/var/run", "/run")
+	w.supervisor.restart()
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
 		Pods: w.podsOfNode, Start: w.startContainer, Done: w.podDone, Log: w.log,

@@ -252,6 +252,21 @@ func (d *Disk) DamageFile(name string, to func([]byte) []byte) bool {
 	return true
 }
 
+// AddFile adds an empty file and its directories, all durable, if there is no such file. It never
+// fails and is not logged.
+func (d *Disk) AddFile(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.find(name) != nil {
+		return
+	}
+	_ = d.make(path.Dir(name), 0o755) // no file has the name
+	for dir := path.Dir(name); !d.dirs[dir].durable; dir = path.Dir(dir) {
+		d.dirs[dir].durable = true
+	}
+	d.dirs[path.Dir(name)].files[path.Base(name)] = &file{mode: 0o600, synced: []byte{}, time: time.Now()}
+}
+
 // Delete removes a file, as an administrator may do. It reports whether the file existed.
 func (d *Disk) Delete(name string) bool {
 	d.mu.Lock()
