@@ -165,7 +165,11 @@ spec:
     - name: gpus
       exactly: {deviceClassName: amdgpu.chandler.dev, allocationMode: ExactCount, count: 31}
 `)
-		finds(t, inPod, "CH0610")
+		finds(t, func(ctx context.Context) *exec.Cmd {
+			cmd := inPod(ctx)
+			cmd.Args = append(cmd.Args, "--all-nodes")
+			return cmd
+		}, "CH0610")
 	})
 	t.Run("a spec that is left", func(t *testing.T) {
 		file := node.NodePath(chandler.CDIDir + "/chandler.dev-claim_5d0cd0c4-1111-2222-3333-444455556666.json")

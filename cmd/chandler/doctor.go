@@ -39,12 +39,13 @@ type doctorOptions struct {
 	agent           string
 	node            v1alpha1.Node
 
-	only   string
-	wait   time.Duration
-	quiet  bool
-	strict bool
-	ascii  bool
-	output string
+	only     string
+	allNodes bool
+	wait     time.Duration
+	quiet    bool
+	strict   bool
+	ascii    bool
+	output   string
 }
 
 func newDoctorCommand() *cobra.Command {
@@ -76,6 +77,7 @@ warnings), and 2 if doctor itself could not run.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.only, "only", "", "check only these `categories`: kubelet, runtime, devices, host, apis, cluster, agent")
+	flags.BoolVar(&o.allNodes, "all-nodes", false, "also check the claims that wait for a device, with the claims and ResourceSlices of the whole cluster, which may be large")
 	flags.DurationVar(&o.wait, "wait", 0, "repeat the checks until there is no fault, up to this time")
 	flags.BoolVar(&o.quiet, "quiet", false, "print only faults and warnings")
 	flags.BoolVar(&o.strict, "strict", false, "count warnings as faults")
@@ -196,7 +198,7 @@ func (o *doctorOptions) examineNode(ctx context.Context, errOut io.Writer, args 
 	gathering := gather.Options{
 		Node: o.node.Name, Version: buildVersion(), Root: o.nodeRoot, Self: "/proc", Proc: filepath.Join(o.hostRoot, "proc"),
 		KubeletRoot: o.kubeletRoot, PluginDir: o.devicePluginDir, CDIDir: o.cdiRoot,
-		StateDir: filepath.Join(o.kubeletRoot, stateDir), Agent: o.agent, Connect: o.connect, Only: only,
+		StateDir: filepath.Join(o.kubeletRoot, stateDir), Agent: o.agent, Connect: o.connect, Only: only, AllNodes: o.allNodes,
 	}
 	if o.runtimeRoot != "/" {
 		gathering.Proc, gathering.Simulated = "/proc", true

@@ -35,8 +35,8 @@ func checkClaims(f *Facts, say *report.List) {
 		}
 		return
 	}
-	if f.Cluster.OwnOnly {
-		say.AddSkipped("whether claims can be satisfied: these credentials do not permit reading the slices of other nodes")
+	if f.Cluster.OwnOnly != "" {
+		say.AddSkipped("whether waiting claims can be satisfied: %s", f.Cluster.OwnOnly)
 		return
 	}
 	m := newMatcher(all, classes)

@@ -229,12 +229,12 @@ type ClusterFacts struct {
 	DRA      Answer[string] // the served version of resource.k8s.io, "" if the driver supports none of the served versions
 	Node     Answer[*corev1.Node]
 	Slices   Answer[[]resourceapi.ResourceSlice] // ResourceSlices of all drivers
-	OwnOnly  bool                                // only the slices of this node are present, for lack of permission to list others
+	OwnOnly  string                              // why Slices and Claims have only those of this node, "" if they have all
 	Classes  Answer[[]resourceapi.DeviceClass]
-	Claims   Answer[[]resourceapi.ResourceClaim]
-	Pods     Answer[[]corev1.Pod] // the pods on the node
-	Policies Answer[[]string]     // the names of missing ValidatingAdmissionPolicies
-	Rights   Answer[[]string]     // permissions that the agent lacks
+	Claims   Answer[[]resourceapi.ResourceClaim] // of the node's pods, or of the whole cluster
+	Pods     Answer[[]corev1.Pod]                // the pods on the node
+	Policies Answer[[]string]                    // the names of missing ValidatingAdmissionPolicies
+	Rights   Answer[[]string]                    // permissions that the agent lacks
 }
 
 // ServerName is the prefix of the Server header in an agent's health checks. The agent's

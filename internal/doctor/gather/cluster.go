@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/doctor/codes"
@@ -72,6 +73,9 @@ func queryServer(ctx context.Context, o Options, client kubernetes.Interface, f 
 	if o.needs(codes.Kubelet, codes.Agent, codes.Cluster) {
 		listPods(ctx, o, client, f)
 	}
+	if c.DRA.Value != "" && o.needs(codes.Cluster) && !o.AllNodes {
+		c.Claims = claimsOfPods(ctx, client, c.Pods)
+	}
 	if o.needs(codes.Cluster) {
 		c.Policies = doctor.AnswerOf(missingPolicies(ctx, client, c.DRA.Value != ""))
 		c.Rights = doctor.AnswerOf(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value != ""))
@@ -108,20 +112,22 @@ func servedDRA(client kubernetes.Interface) (string, error) {
 	return "", nil
 }
 
-// listDRA lists the objects of resource.k8s.io in the version that the API server serves. A
-// kubelet's credentials permit only the slices of its own node. Only the checks of the cluster need
-// the slices of other nodes, the classes and the claims.
+// listDRA lists the objects of resource.k8s.io in the version that the API server serves: the slices
+// of this node and the classes. The slices and the claims of the whole cluster may have hundreds of
+// megabytes, and are listed only with [Options.AllNodes]. A kubelet's credentials permit only the
+// slices of its own node.
 func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.ClusterFacts) {
 	client := draclient.New(of)
-	options := fromCache
-	if !o.needs(codes.Cluster) {
-		options.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
+	own := fromCache
+	own.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
+	options, all := own, o.AllNodes && o.needs(codes.Cluster)
+	if c.OwnOnly = withAllNodes; all {
+		options, c.OwnOnly = fromCache, ""
 	}
 	slices, err := client.ResourceSlices().List(ctx, options)
-	if apierrors.IsForbidden(err) {
-		c.OwnOnly = true
-		options.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
-		slices, err = client.ResourceSlices().List(ctx, options)
+	if all && apierrors.IsForbidden(err) {
+		c.OwnOnly = "these credentials do not permit reading the slices of other nodes"
+		slices, err = client.ResourceSlices().List(ctx, own)
 	}
 	if err != nil {
 		c.Slices = doctor.UnknownAnswer[[]resourceapi.ResourceSlice](err.Error())
@@ -137,12 +143,59 @@ func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.
 	} else {
 		c.Classes = doctor.KnownAnswer(classes.Items)
 	}
+	if !all {
+		return
+	}
 	claims, err := client.ResourceClaims("").List(ctx, fromCache)
 	if err != nil {
 		c.Claims = doctor.UnknownAnswer[[]resourceapi.ResourceClaim](err.Error())
 	} else {
 		c.Claims = doctor.KnownAnswer(claims.Items)
 	}
+}
+
+// withAllNodes is the reason why the claims that wait for a device were not gathered.
+const withAllNodes = "requires --all-nodes, which reads the claims and ResourceSlices of the whole cluster"
+
+// claimsOfPods reads the claims of the node's pods, one by one.
+func claimsOfPods(ctx context.Context, of kubernetes.Interface, pods doctor.Answer[[]corev1.Pod]) doctor.Answer[[]resourceapi.ResourceClaim] {
+	if pods.Unknown != "" {
+		return doctor.UnknownAnswer[[]resourceapi.ResourceClaim](pods.Unknown)
+	}
+	client := draclient.New(of)
+	var claims []resourceapi.ResourceClaim
+	read := make(map[string]bool)
+	for i := range pods.Value {
+		for _, name := range claimNames(&pods.Value[i]) {
+			key := pods.Value[i].Namespace + "/" + name
+			if read[key] {
+				continue
+			}
+			read[key] = true
+			claim, err := client.ResourceClaims(pods.Value[i].Namespace).Get(ctx, name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				continue
+			}
+			if err != nil {
+				return doctor.UnknownAnswer[[]resourceapi.ResourceClaim](err.Error())
+			}
+			claims = append(claims, *claim)
+		}
+	}
+	return doctor.KnownAnswer(claims)
+}
+
+// claimNames returns the names of a pod's claims.
+func claimNames(pod *corev1.Pod) (names []string) {
+	for i := range pod.Spec.ResourceClaims {
+		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
+			names = append(names, *name)
+		}
+	}
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		names = append(names, extended.ResourceClaimName)
+	}
+	return names
 }
 
 // clockSkew returns how far the local clock is ahead of the API server's clock. The server's Date

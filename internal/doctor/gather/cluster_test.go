@@ -45,6 +45,7 @@ type server struct {
 	denied  map[string]string // denied requests, by verb and resource: "agent" or "self"
 	user    string            // the user of the requests
 	only    []codes.Category  // as in [Options]
+	all     bool              // [Options.AllNodes]
 
 	requests []clienttesting.Action // set by facts
 }
@@ -114,7 +115,7 @@ func (s *server) facts() *doctor.Facts {
 		return false, nil, nil
 	})
 	f := &doctor.Facts{Head: report.Head{Node: "n", Version: "v1", Time: time.Now()}}
-	queryServer(context.Background(), Options{Node: "n", PluginDir: "/var/lib/kubelet/device-plugins/", Only: s.only}, client, f)
+	queryServer(context.Background(), Options{Node: "n", PluginDir: "/var/lib/kubelet/device-plugins/", Only: s.only, AllNodes: s.all}, client, f)
 	s.requests = client.Actions()
 	return f
 }
@@ -143,6 +144,48 @@ func TestRequestsOfCategories(t *testing.T) {
 		}
 		if text := strings.Join(got, ", "); text != want {
 			t.Errorf("%s: requests %s; want %s", only, text, want)
+		}
+	}
+}
+
+// Without [Options.AllNodes], no list grows with the cluster: the slices are those of the node, and the
+// claims those of its pods. With it, all slices and claims are listed.
+func TestNoListOfTheCluster(t *testing.T) {
+	for all, want := range map[bool]struct{ claims, lists []string }{
+		false: {[]string{"named", "made", "extended"}, []string{"pods of n", "resourceslices of n", "deviceclasses of "}},
+		true:  {[]string{"named", "made", "extended", "elsewhere"}, []string{"pods of n", "resourceslices of ", "deviceclasses of ", "resourceclaims of "}},
+	} {
+		s := newServer()
+		s.all = all
+		for _, name := range []string{"named", "made", "extended", "elsewhere"} {
+			s.objects = append(s.objects, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name}})
+		}
+		s.objects = append(s.objects, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "train"},
+			Spec: corev1.PodSpec{NodeName: "n", ResourceClaims: []corev1.PodResourceClaim{
+				{Name: "a", ResourceClaimName: new("named")}, {Name: "b", ResourceClaimTemplateName: new("template")}, {Name: "c", ResourceClaimName: new("gone")},
+			}},
+			Status: corev1.PodStatus{
+				ResourceClaimStatuses:       []corev1.PodResourceClaimStatus{{Name: "b", ResourceClaimName: new("made")}},
+				ExtendedResourceClaimStatus: &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "extended"},
+			},
+		})
+		f := s.facts()
+		var claims, lists []string
+		for _, claim := range f.Cluster.Claims.Value {
+			claims = append(claims, claim.Name)
+		}
+		for _, request := range s.requests {
+			if list, ok := request.(clienttesting.ListAction); ok {
+				_, node, _ := strings.Cut(list.GetListRestrictions().Fields.String(), "=")
+				lists = append(lists, request.GetResource().Resource+" of "+node)
+			}
+		}
+		for _, names := range [][]string{claims, lists, want.claims, want.lists} {
+			slices.Sort(names)
+		}
+		if !slices.Equal(claims, want.claims) || !slices.Equal(lists, want.lists) || (f.Cluster.OwnOnly == "") != all {
+			t.Errorf("all nodes %t: claims %q and lists %q, want %q and %q; not judged because %q", all, claims, lists, want.claims, want.lists, f.Cluster.OwnOnly)
 		}
 	}
 }
@@ -191,7 +234,7 @@ func TestClassicCluster(t *testing.T) {
 func TestOlderVersions(t *testing.T) {
 	for _, version := range []string{"v1beta2", "v1beta1"} {
 		s := newServer()
-		s.older = version
+		s.older, s.all = version, true
 		s.objects = append(s.objects,
 			&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{Driver: "chandler.dev", NodeName: new("n"), Devices: []resourceapi.Device{{Name: "d"}}}},
 			apitest.AllocatedClaim("c", "u", "d"))
@@ -213,12 +256,13 @@ func TestOlderVersions(t *testing.T) {
 // other slices.
 func TestKubeletCredentials(t *testing.T) {
 	s := newServer()
+	s.all = true
 	for _, what := range []string{"list resourceslices", "list deviceclasses", "get validatingadmissionpolicies"} {
 		s.denied[what] = "self"
 	}
 	f := s.facts()
-	if f.Cluster.Slices.Unknown != "" || !f.Cluster.OwnOnly {
-		t.Errorf("slices: %q, of this node alone %t", f.Cluster.Slices.Unknown, f.Cluster.OwnOnly)
+	if f.Cluster.Slices.Unknown != "" || !strings.Contains(f.Cluster.OwnOnly, "permit") {
+		t.Errorf("slices: %q, of this node alone because %q", f.Cluster.Slices.Unknown, f.Cluster.OwnOnly)
 	}
 	report := doctor.JudgeFacts(f, codes.Cluster)
 	if found := report.Codes(); len(found) > 0 || report.Count(codes.NotQueried) < 3 {

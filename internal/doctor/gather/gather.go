@@ -42,6 +42,10 @@ type Options struct {
 	// requests to the API server, which many nodes query at once if each runs doctor periodically.
 	Only []codes.Category
 
+	// AllNodes also gathers the slices and the claims of the whole cluster, for the checks of claims
+	// that wait for a device.
+	AllNodes bool
+
 	// Agent is the address of the agent's health checks; if empty, All determines the address.
 	Agent string
 
