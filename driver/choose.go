@@ -48,13 +48,10 @@ func (c *choices) forget(uid types.UID) {
 }
 
 // chooseDevices returns the devices for an allocation by a common name. A claim that was prepared
-// before keeps its devices, and other claims get the first free ones. Withheld devices are the last
+// before keeps its devices, even if they no longer have the common name: it depends on the driver and
+// on the configuration. Other claims get the first free devices. Withheld devices are the last
 // choice: the allocation may precede the withdrawal.
 func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.DeviceRequestAllocationResult, v *view) (chosen []rules.Offered, err error) {
-	alike := pool.LookupInterchangeable(v.snapshot, allocated.Device)
-	if len(alike) == 0 {
-		return nil, v.missingReason(allocated.Pool, allocated.Device)
-	}
 	wanted, count := allocationOf(allocated), int64(1)
 	if shares, consumed := allocated.ConsumedCapacity[discovery.Shares]; consumed {
 		count = shares.Value()
@@ -74,6 +71,10 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 			chosen = append(chosen, device)
 		}
 		return chosen, nil
+	}
+	alike := pool.LookupInterchangeable(v.snapshot, allocated.Device)
+	if len(alike) == 0 {
+		return nil, v.missingReason(allocated.Pool, allocated.Device)
 	}
 	present := h.ledger.View(v)
 	ofOthers := present.EarlierSources()

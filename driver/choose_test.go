@@ -13,6 +13,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/ledger"
@@ -347,4 +348,40 @@ func TestChooseFunctionOfWhole(t *testing.T) {
 	b := newBench(t).restart().offers(append([]rules.Offered{gpu("adapter", 9)}, functions(3)...)...)
 	mustPrepare(t, b, claim("whole", "adapter"))
 	mustRefuse(t, b, anyChannel("one", 1), "0 of its 3 devices are free", "in use by claim default/whole")
+}
+
+// A claim keeps its chosen device when the devices lose their common name, as by another driver or by
+// on-demand creation. A claim that has no device yet is refused.
+func TestChosenDeviceLosesCommonName(t *testing.T) {
+	b := newBench(t).restart().offers(functions(3)...)
+	one := anyChannel("one", 1)
+	mustPrepare(t, b, one)
+	named := functions(3)
+	for i := range named {
+		named[i].Interchangeable = ""
+	}
+	for range 2 {
+		b.offers(named...)
+		mustPrepare(t, b, one)
+		record, _ := b.ledger.Claim(one.UID)
+		if r := record.Results[0]; r.Source != "channel-0" || r.Silicon != "adapter" || r.Whole || !r.IsChosen() {
+			t.Errorf("the record is not of a part: %+v", r)
+		}
+		w := &statusWriter{health: b.healthIn}
+		if statuses := w.statusesOf(b.view.Load(), record); len(statuses) != 1 || statuses[0].message != "channel-0" {
+			t.Errorf("the claim has the statuses %+v", statuses)
+		}
+		in, _ := b.poolInput(time.Now())
+		in.Features = features.All()
+		published, _ := pool.BuildPool(in)
+		for _, device := range published.Slices[0].Devices {
+			if device.Name == "channel-0" {
+				t.Error("the device of the claim is published for other claims")
+			}
+		}
+		b.restart()
+	}
+	b.offers(named...)
+	mustRefuse(t, b, anyChannel("two", 1), commonName)
+	mustUnprepare(t, b, one)
 }

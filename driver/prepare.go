@@ -373,7 +373,7 @@ func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*
 			given = chosen
 		}
 		for j := range given {
-			result := newResult(claim.UID, i, &allocated, &given[j])
+			result := newResult(claim.UID, i, &allocated, &given[j], !found)
 			if r.Pod != "" && h.config.ResourceOf != nil {
 				result.Resource = h.config.ResourceOf(classOf(claim, allocated.Request))
 			}
@@ -399,13 +399,14 @@ func usersOf(claim *resourceapi.ResourceClaim) (pods []types.UID) {
 	return pods
 }
 
-// newResult returns the record of an allocation result.
-func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) ledger.Result {
+// newResult returns the record of an allocation result, whose device was chosen if the allocation has a
+// common name.
+func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered, chosen bool) ledger.Result {
 	r := allocationOf(allocated)
 	r.Shared = device.Shareable
 	r.Silicon, r.Whole, r.Takes = device.Silicon(), device.PartOf == nil, device.Takes
 	r.Source, r.Identity, r.Driver = device.Name, device.Identity, device.Attributes.String("driver")
-	if !r.Shared && device.Interchangeable != allocated.Device {
+	if !r.Shared && !chosen {
 		r.Consumes = consumedCapacity(allocated, device)
 	}
 	if _, numbered := r.Consumes[discovery.Shares]; numbered {
