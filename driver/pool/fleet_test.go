@@ -5,6 +5,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -42,11 +43,11 @@ func BenchmarkFleet(b *testing.B) {
 	}
 	for _, node := range []struct {
 		name    string
-		devices []resourceapi.Device
+		pool    resourceslice.Pool
 		selects string
 	}{
-		{"example", exampleDevices(), `true`},
-		{"nvidia", nvidiaDevices(), `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"`},
+		{"example", separatePool(exampleDevices()), `true`},
+		{"nvidia", separatePool(nvidiaDevices()), `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"`},
 		{"h100x8", publishedAs(b, nil, gpus), isGPU},
 		{"h100x8-nvml", publishedAs(b, nil, withNVML), isGPU},
 		{"h100x8-nvml-all-attributes", publishedAs(b, slices.Concat(discovery.OptionalAttributes, discovery.ReplacedByModel), withNVML), isGPU},
@@ -55,13 +56,15 @@ func BenchmarkFleet(b *testing.B) {
 		{"h100x8-nvml-rdma-128vf-apart", publishedAs(b, []resourceapi.QualifiedName{"vfIndex"}, withNVML, adapters, functions), isGPU},
 		{"gb200-2048imex", publishedAs(b, nil, superchips, imex), isGPU},
 		{"gb200-2048imex-apart", publishedAs(b, []resourceapi.QualifiedName{"channel"}, superchips, imex), isGPU},
+		{"h100x8-mig", publishedAs(b, nil, partitionedGPUs(b)), isGPU + ` && device.attributes["chandler.dev"].?profile.orValue("") == "1g.10gb"`},
+		{"nvidia-mig", nvidiaInstances(b), `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "mig" && device.attributes["gpu.nvidia.com"].profile == "1g.10gb"`},
 	} {
 		driver := discovery.Domain
-		if node.name == "nvidia" {
+		if strings.HasPrefix(node.name, "nvidia") {
 			driver = "gpu.nvidia.com"
 		}
 		for _, full := range []bool{false, true} {
-			b.Run(fmt.Sprintf("%s/full=%t", node.name, full), func(b *testing.B) { measureNode(b, driver, node.devices, node.selects, full) })
+			b.Run(fmt.Sprintf("%s/full=%t", node.name, full), func(b *testing.B) { measureNode(b, driver, node.pool, node.selects, full) })
 		}
 	}
 }
@@ -93,8 +96,38 @@ func devicesLike(b *testing.B, file string, matches func(*rules.Offered) bool, c
 	return nil
 }
 
-// publishedAs returns the devices of the ResourceSlices of a node, with additional attributes.
-func publishedAs(b *testing.B, attributes []resourceapi.QualifiedName, groups ...[]rules.Offered) (devices []resourceapi.Device) {
+// partitionedGPUs returns eight copies of a GPU in MIG mode whose instances are created on demand.
+func partitionedGPUs(b *testing.B) (devices []rules.Offered) {
+	b.Helper()
+	const gpu = "pci-0000-52-00-0"
+	host := discoverytest.ReadHost(b, "../../discovery/families/nvidia/testdata/h100-cut.host")
+	host.Partitionings = []discovery.Selection[struct{}]{{Selects: func(discovery.Device) (bool, error) { return true, nil }}}
+	for _, d := range (&rules.Rules{}).ApplyTo(scan.ReadHost(host, families.All)).Devices {
+		if d.Silicon() != gpu {
+			continue
+		}
+		for n := range 8 {
+			copied, silicon := d, *d.PartOf
+			name := fmt.Sprintf("pci-0000-%02x-00-0", 0x60+n)
+			copied.Name, silicon.Name, copied.PartOf = strings.Replace(d.Name, gpu, name, 1), name, &silicon
+			copied.Attributes = maps.Clone(d.Attributes)
+			copied.Attributes.SetString("parent", name)
+			devices = append(devices, copied)
+		}
+	}
+	return devices
+}
+
+// separatePool returns the pool of devices without counters.
+func separatePool(devices []resourceapi.Device) (made resourceslice.Pool) {
+	for _, chunk := range spreadDevices(devices) {
+		made.Slices = append(made.Slices, resourceslice.Slice{Devices: chunk})
+	}
+	return made
+}
+
+// publishedAs returns the ResourceSlices of a node, with additional attributes.
+func publishedAs(b *testing.B, attributes []resourceapi.QualifiedName, groups ...[]rules.Offered) resourceslice.Pool {
 	b.Helper()
 	snapshot := &rules.Snapshot{Attributes: attributes}
 	for _, group := range groups {
@@ -104,10 +137,7 @@ func publishedAs(b *testing.B, attributes []resourceapi.QualifiedName, groups ..
 	if len(problems) > 0 {
 		b.Fatal(problems)
 	}
-	for _, slice := range made.Slices {
-		devices = append(devices, slice.Devices...)
-	}
-	return devices
+	return made
 }
 
 // exampleDevices are eight GPUs of the example driver (kubernetes-sigs/dra-example-driver).
@@ -144,13 +174,74 @@ func nvidiaDevices() (devices []resourceapi.Device) {
 	return devices
 }
 
-// measureNode allocates one device that an expression selects.
-func measureNode(b *testing.B, driver string, devices []resourceapi.Device, selects string, full bool) {
-	s := pooltest.NewScheduler(b, features.All())
-	pool := resourceslice.Pool{}
-	for _, chunk := range spreadDevices(devices) {
-		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+// nvidiaInstances are the eight H100 and their MIG instances, as NVIDIA's driver publishes them with the
+// feature gate DynamicMIG: a device for each placement, with seven capacities, which are also counters.
+func nvidiaInstances(b *testing.B) resourceslice.Pool {
+	b.Helper()
+	var counters []resourceapi.CounterSet
+	var devices []resourceapi.Device
+	amounts := func(memory string, of int64) discovery.Capacity {
+		c := discovery.Capacity{"memory": {Value: resource.MustParse(memory)}}
+		for _, name := range []resourceapi.QualifiedName{"multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"} {
+			c[name] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(of, resource.BinarySI)}
+		}
+		return c
 	}
+	consumed := func(c discovery.Capacity, start, size int) map[string]resourceapi.Counter {
+		counters := make(map[string]resourceapi.Counter)
+		for name, amount := range c {
+			counters[strings.ToLower(string(name))] = resourceapi.Counter{Value: amount.Value}
+		}
+		for i := range size {
+			counters[fmt.Sprintf("memory-slice-%d", start+i)] = resourceapi.Counter{Value: resource.MustParse("1")}
+		}
+		return counters
+	}
+	for i, gpu := range nvidiaDevices() {
+		set := gpu.Name + "-counter-set"
+		gpu.Capacity = amounts("81559Mi", 7)
+		all := consumed(gpu.Capacity, 0, 8)
+		counters = append(counters, resourceapi.CounterSet{Name: set, Counters: all})
+		gpu.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: all}}
+		devices = append(devices, gpu)
+		for _, of := range []struct {
+			profile, memory string
+			share           int64
+			size            int
+			starts          []int
+		}{
+			{"1g.10gb", "9856Mi", 1, 1, []int{0, 1, 2, 3, 4, 5, 6}},
+			{"1g.10gb+me", "9856Mi", 1, 1, []int{0, 1, 2, 3, 4, 5, 6}},
+			{"1g.20gb", "19968Mi", 1, 2, []int{0, 2, 4, 6}},
+			{"2g.20gb", "19968Mi", 2, 2, []int{0, 2, 4}},
+			{"3g.40gb", "40448Mi", 3, 4, []int{0, 4}},
+			{"4g.40gb", "40448Mi", 4, 4, []int{0}},
+			{"7g.80gb", "81559Mi", 7, 8, []int{0}},
+		} {
+			for _, start := range of.starts {
+				instance := resourceapi.Device{Name: fmt.Sprintf("%s-mig-%s-%d", gpu.Name, strings.NewReplacer(".", "", "+", "").Replace(of.profile), start), Attributes: maps.Clone(gpu.Attributes), Capacity: amounts(of.memory, of.share)}
+				instance.Attributes["type"] = resourceapi.DeviceAttribute{StringValue: new("mig")}
+				instance.Attributes["profile"] = resourceapi.DeviceAttribute{StringValue: &of.profile}
+				instance.Attributes["parentUUID"] = instance.Attributes["uuid"]
+				delete(instance.Attributes, "uuid")
+				delete(instance.Attributes, "addressingMode")
+				delete(instance.Attributes, "resource.kubernetes.io/numaNode")
+				instance.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: consumed(instance.Capacity, start, of.size)}}
+				devices = append(devices, instance)
+			}
+		}
+		if i == 0 && len(devices) != 26 {
+			b.Fatalf("a GPU has %d devices, want 26", len(devices))
+		}
+	}
+	pool := separatePool(devices)
+	pool.Slices = slices.Insert(pool.Slices, 0, resourceslice.Slice{SharedCounters: counters})
+	return pool
+}
+
+// measureNode allocates one device that an expression selects.
+func measureNode(b *testing.B, driver string, pool resourceslice.Pool, selects string, full bool) {
+	s := pooltest.NewScheduler(b, features.All())
 	s.Publish(pool)
 	size := 0
 	for _, slice := range s.Slices {
