@@ -25,6 +25,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -77,7 +78,7 @@ type Publisher struct {
 	detecting       chan struct{}                      // has a value during a detection of features, and guards lastDetection
 	lastDetection   time.Time                          // time of the last successful detection, zero before the first
 	featuresDoubted atomic.Bool                        // the API server may have been replaced or updated
-	writeFailed     atomic.Pointer[time.Time]          // time of a failed write of slices, nil if the loop has handled the failure
+	writeFailed     atomic.Pointer[time.Time]          // the time of a failed write of slices, or up to half of retryAfter later; nil if the loop has handled it
 	refusal         atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them
 	lastPool        atomic.Pointer[resourceslice.Pool] // the last published pool, nil before the first; see client.adoptDevices
 }
@@ -216,7 +217,7 @@ func (p *Publisher) HandleError(ctx context.Context, err error, message string) 
 		p.NoteChange()
 	}
 	if dropped == nil && !isStaleWrite(err) {
-		p.writeFailed.Store(new(time.Now()))
+		p.writeFailed.Store(new(time.Now().Add(rand.N(retryAfter / 2)))) // spread the requests of many nodes
 		p.NoteChange()
 	}
 	runtime.HandleErrorWithContext(ctx, err, message)

@@ -261,7 +261,7 @@ func TestFailedSlicesAreSaidAgain(t *testing.T) {
 			b.HandleError(t.Context(), errors.Join(err, kubeletplugin.ErrRecoverable), "publish")
 			time.Sleep(retryAfter - time.Second)
 			pooltest.ExpectPublished(t, helper)
-			time.Sleep(2 * time.Second)
+			time.Sleep(retryAfter/2 + 2*time.Second)
 			pooltest.ExpectPublished(t, helper, "a")
 			time.Sleep(2 * retryAfter)
 			pooltest.ExpectPublished(t, helper)
@@ -275,6 +275,21 @@ func TestFailedSlicesAreSaidAgain(t *testing.T) {
 		}
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// Nodes whose writes fail at the same time publish again at different times.
+func TestFailedSlicesAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		times := make(map[time.Time]bool)
+		for range 3 {
+			b := newBench(t, pooltest.ChangingServer(t, func(*resourceapi.ResourceSlice) error { return nil }))
+			b.HandleError(t.Context(), errors.Join(syscall.ECONNREFUSED, kubeletplugin.ErrRecoverable), "publish")
+			times[*b.writeFailed.Load()] = true
+		}
+		if len(times) < 2 {
+			t.Errorf("the writes are repeated at %v", times)
 		}
 	})
 }

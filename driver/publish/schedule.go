@@ -20,7 +20,8 @@ import (
 // later (resourceslice.DefaultSyncDelay). A repetition does not write existing slices.
 const repeatFor = 15 * time.Second
 
-// retryAfter is the time between a failed write and the next publication. The library's own delays
+// retryAfter is the shortest time between a failed write and the next publication, which is up to half
+// as long again later. The library's own delays
 // double with each consecutive failure, up to 1,000 s (workqueue.DefaultTypedControllerRateLimiter
 // in client-go 0.37), and a kubelet that starts in the meantime would leave the node without slices
 // for that time.
