@@ -52,6 +52,7 @@ func BenchmarkFleet(b *testing.B) {
 		{"h100x8-nvml", publishedAs(b, nil, withNVML), isGPU},
 		{"h100x8-nvml-all-attributes", publishedAs(b, slices.Concat(discovery.OptionalAttributes, discovery.ReplacedByModel), withNVML), isGPU},
 		{"h100x8-nvml-rdma", publishedAs(b, nil, withNVML, adapters), isGPU},
+		{"h100x8-nvml-rdma-bare", withoutAttributes(publishedAs(b, nil, withNVML, adapters)), `device.driver == "chandler.dev" && device.attributes["chandler.dev"].?kind.orValue("") == "gpu"`},
 		{"h100x8-nvml-rdma-128vf", publishedAs(b, nil, withNVML, adapters, functions), isGPU},
 		{"h100x8-nvml-rdma-128vf-apart", publishedAs(b, []resourceapi.QualifiedName{"vfIndex"}, withNVML, adapters, functions), isGPU},
 		{"gb200-2048imex", publishedAs(b, nil, superchips, imex), isGPU},
@@ -116,6 +117,18 @@ func partitionedGPUs(b *testing.B) (devices []rules.Offered) {
 		}
 	}
 	return devices
+}
+
+// withoutAttributes returns the pool with only the attributes and capacities of GPUs.
+func withoutAttributes(pool resourceslice.Pool) resourceslice.Pool {
+	for _, slice := range pool.Slices {
+		for i := range slice.Devices {
+			if d := &slice.Devices[i]; *d.Attributes["kind"].StringValue != "gpu" {
+				d.Attributes, d.Capacity = nil, nil
+			}
+		}
+	}
+	return pool
 }
 
 // separatePool returns the pool of devices without counters.
