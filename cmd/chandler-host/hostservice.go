@@ -77,10 +77,10 @@ func (o *options) setPrograms(config *hostservice.Config, self string) {
 		},
 	}
 	config.Partitions = map[string]hostservice.PartitionProgram{
-		facts.Program: {Args: facts.ChangeArgs, Run: func(args []string) (*wire.Output, error) {
+		facts.Program: {Args: facts.ChangeArgs, Run: func(args []string, held []*os.File) (*wire.Output, error) {
 			ctx, cancel := context.WithTimeoutCause(context.Background(), changeLimit, fmt.Errorf("the program has not ended within %s", changeLimit))
 			defer cancel()
-			output, warning, err := child.Run(ctx, self, append(args, places...)...)
+			output, warning, err := child.Run(ctx, held, self, append(args, places...)...)
 			return &wire.Output{Text: string(output), Warning: warning}, err
 		}},
 	}

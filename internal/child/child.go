@@ -8,10 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Process is a running program. Read reads its standard output, and Write writes to its standard
@@ -60,13 +65,21 @@ const maxOutput = 64 << 10
 
 // Run runs a program to its end, and returns its output, at most 64 KiB. A program that succeeds with
 // a warning has written it to standard error. If the context ends, the program is killed; Run then
-// returns when the program has ended.
-func Run(ctx context.Context, path string, args ...string) (output []byte, warning string, err error) {
+// returns when the program has ended. The kernel kills the program if this process is killed.
+//
+// The program inherits the held files. So a held connection or lock remains until the program has
+// ended, even if this process is killed while the program hangs in the kernel.
+func Run(ctx context.Context, held []*os.File, path string, args ...string) (output []byte, warning string, err error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = time.Second
 	said, answer := &head{}, &bounded{}
 	cmd.Stderr, cmd.Stdout = said, answer
-	err = cmd.Run()
+	runtime.LockOSThread() // Pdeathsig is sent at the end of the thread that starts the program
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err = startHolding(cmd, held); err == nil {
+		err = cmd.Wait()
+	}
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, "", context.Cause(ctx)
@@ -76,6 +89,39 @@ func Run(ctx context.Context, path string, args ...string) (output []byte, warni
 		return nil, "", errors.New("its answer is too long")
 	}
 	return answer.Bytes(), said.firstLine(path), nil
+}
+
+// startHolding starts a program that inherits the held files. Package exec makes inherited files blocking,
+// and with them a connection that this process uses, so startHolding restores their flags.
+func startHolding(cmd *exec.Cmd, held []*os.File) error {
+	flags := make([]int, len(held))
+	control := func(i int, do func(fd int) error) error {
+		conn, err := held[i].SyscallConn()
+		if err != nil {
+			return err
+		}
+		var failed error
+		err = conn.Control(func(fd uintptr) { failed = do(int(fd)) })
+		return errors.Join(err, failed)
+	}
+	for i := range held {
+		err := control(i, func(fd int) (err error) {
+			flags[i], err = unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("read flags of %s: %w", held[i].Name(), err)
+		}
+	}
+	cmd.ExtraFiles = held
+	err := cmd.Start()
+	for i := range held {
+		_ = control(i, func(fd int) error { // the flags were read before
+			_, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags[i])
+			return err
+		})
+	}
+	return err
 }
 
 // bounded keeps at most one byte more than maxOutput.

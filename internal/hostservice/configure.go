@@ -48,6 +48,9 @@ func (s *Server) planConfiguration(c *wire.Configuration) (discovery.Work, error
 	if i < 0 {
 		return nil, refuseRequest("devices of family %.64q are not what the host service configures on this node", c.Family)
 	}
+	if len(c.Device) > maxParameter || !isPlain(c.Device) {
+		return nil, refuseRequest("%.64q is not the name of a device", c.Device)
+	}
 	family, want := s.config.Families[i], make(discovery.Parameters)
 	for name, value := range c.Parameters {
 		p := discovery.Parameter(name)
@@ -68,5 +71,5 @@ func (s *Server) planConfiguration(c *wire.Configuration) (discovery.Work, error
 	return work, nil
 }
 
-// maxParameter limits the value of a parameter, in bytes.
+// maxParameter limits the value of a parameter and the name of a device, in bytes.
 const maxParameter = 64

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -55,7 +56,7 @@ func FuzzRequests(f *testing.F) {
 	s := NewServer(Config{
 		Host: kernel.Host(), Allowed: allowed,
 		Write: func(name, value string) error { note(name + "=" + value); return nil },
-		Partitions: map[string]PartitionProgram{"nvml": {Args: facts.ChangeArgs, Run: func(args []string) (*wire.Output, error) {
+		Partitions: map[string]PartitionProgram{"nvml": {Args: facts.ChangeArgs, Run: func(args []string, _ []*os.File) (*wire.Output, error) {
 			note(strings.Join(args, " "))
 			return &wire.Output{}, nil
 		}}},

@@ -31,6 +31,10 @@
 // when the last thread has left (do_exit and exit_files in kernel/exit.c and fs/file.c, Linux
 // 6.12), and a thread leaves only after the end of its write. For the same reason, the next service
 // waits for the lock of its directory until the last write of a killed service has ended.
+//
+// A program that changes a partition may hang in the kernel, too, and outlive a killed service. So it
+// inherits the connection of the request and the lock of the directory: the kernel closes both only
+// when the program has ended. The kernel kills the program together with the service.
 package hostservice
 
 import (

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"os"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/hostservice/wire"
@@ -13,7 +15,9 @@ import (
 // PartitionProgram is a program that creates and removes partitions of PCI functions.
 type PartitionProgram struct {
 	Args func(discovery.PartitionChange) ([]string, error) // see [discovery.Program]
-	Run  func(args []string) (*wire.Output, error)         // returns when the program has ended
+
+	// Run runs the program, which inherits the held files, and returns when the program has ended.
+	Run func(args []string, held []*os.File) (*wire.Output, error)
 }
 
 // checkPartition returns the arguments of the program for a change, or why the change is refused.
@@ -31,7 +35,7 @@ func (s *Server) checkPartition(c *wire.PartitionChange) (args []string, err err
 }
 
 // changePartition makes a change. It returns when the program has ended.
-func (s *Server) changePartition(c *wire.PartitionChange) (*wire.Output, error) {
+func (s *Server) changePartition(ctx context.Context, c *wire.PartitionChange) (*wire.Output, error) {
 	write := &wire.Write{Session: c.Session, Lease: c.Lease, Function: c.Function, Inode: c.Inode, Attribute: "partitions"}
 	if err := s.beginWrite(write); err != nil {
 		return nil, err
@@ -41,13 +45,39 @@ func (s *Server) changePartition(c *wire.PartitionChange) (*wire.Output, error) 
 	if err != nil {
 		return nil, err
 	}
-	output, err := s.config.Partitions[c.Program].Run(args)
+	held, release, err := s.holdRequest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	output, err := s.config.Partitions[c.Program].Run(args, held)
 	change := "created"
 	if c.Remove {
 		change = "removed"
 	}
 	s.config.Log.Printf("%s partition %s of function %s, lease %q: %v", change, c.Place, c.Function, c.Lease, err)
 	return output, err
+}
+
+// connectionKey is the key of a request's connection in its context.
+type connectionKey struct{}
+
+// holdRequest returns a copy of a request's connection, and the lock of the directory, for a program
+// that makes a change. If this process is killed, the agent keeps its lease and the next service
+// waits, until the program has ended too.
+func (s *Server) holdRequest(ctx context.Context) (held []*os.File, release func(), err error) {
+	release = func() {}
+	if connection, ok := ctx.Value(connectionKey{}).(*net.UnixConn); ok {
+		file, err := connection.File()
+		if err != nil {
+			return nil, nil, fmt.Errorf("hold the request of the agent: %w", err)
+		}
+		held, release = append(held, file), func() { file.Close() }
+	}
+	if s.lock != nil {
+		held = append(held, s.lock)
+	}
+	return held, release, nil
 }
 
 // Lease is the lease of an agent on a PCI function.

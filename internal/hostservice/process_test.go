@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/child"
@@ -62,16 +64,25 @@ func serveHost(root string) error {
 			select {}
 		}
 	}
+	changes := PartitionProgram{Args: facts.ChangeArgs, Run: func(_ []string, held []*os.File) (*wire.Output, error) {
+		_, _, err := child.Run(context.Background(), held, "/bin/sh", "-c", outliving, "sh", root)
+		return &wire.Output{}, err
+	}}
 	programs := map[string]func() (Program, error){childProgram: func() (Program, error) { return child.Start("/bin/sh", "-c", scanner) }}
-	return Run(context.Background(), socketDir(root), NewServer(Config{Host: &discovery.Host{FS: host}, Programs: programs, Allowed: ListAttributes(), Write: func(name, value string) error {
+	return Run(context.Background(), socketDir(root), NewServer(Config{Host: &discovery.Host{FS: host}, Programs: programs, Partitions: map[string]PartitionProgram{childProgram: changes}, Allowed: ListAttributes(), Write: func(name, value string) error {
 		pass()
 		defer pass()
 		return write(name, value)
 	}}))
 }
 
-// childProgram is the program of that process.
+// childProgram is the program of that process, and the program for its partitions.
 const childProgram = "scanner"
+
+// outliving is a program that a signal to its process does not end, like a program that hangs in the
+// kernel: another process does the work. It writes the PID of the first process to a FIFO, and ends
+// after a line in another one.
+const outliving = `(echo $$ > "$1/started"; read -r line < "$1/end") & wait`
 
 func socketDir(root string) string { return filepath.Join(root, "run/host") }
 
@@ -152,6 +163,80 @@ func TestProcessIsKilled(t *testing.T) {
 			t.Logf("killed at %d moments", step)
 			return
 		}
+	}
+}
+
+// The host service is killed while its program makes a change and hangs in the kernel. The agent's
+// request, and with it the lease, lasts until the program has ended, and so does the wait of the next
+// service. The program's first process, which does not hang, is killed with the service.
+func TestProgramOutlivesProcess(t *testing.T) {
+	k := passthroughtest.New(t)
+	k.Add(disk, "nvme", "3")
+	for _, name := range []string{"started", "end"} {
+		if err := syscall.Mkfifo(filepath.Join(k.Dir, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end, err := os.OpenFile(filepath.Join(k.Dir, "end"), os.O_RDWR, 0) // does not block, and ends the program when it is closed
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end.Close()
+	service := startProcess(t, k.Dir, -1)
+	defer service.stop()
+	client, next := NewClient(socketDir(k.Dir), nil), NewClient(socketDir(k.Dir), nil)
+	eventually(t, "start", func() error { return client.BeginSession(t.Context()) })
+	changed, begun := make(chan error, 1), make(chan error, 1)
+	ctx := WithLease(t.Context(), Lease{Name: "test", Function: discovery.FunctionKey(k.Host(), passthroughtest.Source(disk))})
+	go func() {
+		_, _, err := client.ChangePartition(ctx, childProgram, discovery.PartitionChange{Function: disk, Place: "1g.10gb@4"})
+		changed <- err
+	}()
+	pid, err := os.ReadFile(filepath.Join(k.Dir, "started")) // returns when the program runs
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(int(service.pid.Load()), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "death", func() error {
+		if service.deaths.Load() == 0 {
+			return errors.New("the service lives")
+		}
+		return nil
+	})
+	eventually(t, "end of the first process", func() error {
+		stat, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/stat") // missing after its end
+		if len(stat) > 0 && !bytes.Contains(stat, []byte(") Z ")) {
+			return fmt.Errorf("it runs: %s", stat)
+		}
+		return nil
+	})
+	go func() {
+		err := ErrAway
+		for errors.Is(err, ErrAway) {
+			time.Sleep(20 * time.Millisecond)
+			err = next.BeginSession(t.Context())
+		}
+		begun <- err
+	}()
+	select {
+	case err := <-changed:
+		t.Errorf("the request ended before the program: %v", err)
+		changed <- err
+	case err := <-begun:
+		t.Errorf("the next session began before the end of the program: %v", err)
+		begun <- err
+	case <-time.After(500 * time.Millisecond):
+	}
+	if _, err := end.WriteString("\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-changed; !errors.Is(err, ErrAway) {
+		t.Errorf("the request: %v", err)
+	}
+	if err := <-begun; err != nil {
+		t.Errorf("the next session: %v", err)
 	}
 }
 

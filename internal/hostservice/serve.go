@@ -16,16 +16,16 @@ import (
 )
 
 // Listen returns a listener on the socket in a directory, which only root can open. It waits while
-// another process serves the directory, until the last thread of that process has ended. The
-// caller must call release after the listener is closed.
-func Listen(ctx context.Context, dir string) (listener net.Listener, release func(), err error) {
-	release, err = lock(ctx, filepath.Join(dir, "lock"))
+// another process serves the directory, until the last thread of that process has ended, and the
+// programs that inherited its lock. The caller must close the lock after the listener.
+func Listen(ctx context.Context, dir string) (listener net.Listener, lock *os.File, err error) {
+	lock, err = awaitLock(ctx, filepath.Join(dir, "lock"))
 	if err != nil {
 		return nil, nil, fmt.Errorf("wait for another process that serves the directory: %w", err)
 	}
 	name := filepath.Join(dir, wire.Socket)
 	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-		release()
+		lock.Close()
 		return nil, nil, fmt.Errorf("remove the socket of an earlier process: %w", err)
 	}
 	listener, err = new(net.ListenConfig).Listen(ctx, "unix", name)
@@ -33,14 +33,15 @@ func Listen(ctx context.Context, dir string) (listener net.Listener, release fun
 		err = os.Chmod(name, 0o600)
 	}
 	if err != nil {
-		release()
+		lock.Close()
 		return nil, nil, fmt.Errorf("listen: %w", err)
 	}
-	return listener, release, nil
+	return listener, lock, nil
 }
 
-// lock waits for a file's lock. The kernel releases the lock of a killed process.
-func lock(ctx context.Context, name string) (unlock func(), err error) {
+// awaitLock waits for a file's lock, which ends when the file and its copies are closed. The kernel
+// closes the files of a killed process.
+func awaitLock(ctx context.Context, name string) (*os.File, error) {
 	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -53,13 +54,15 @@ func lock(ctx context.Context, name string) (unlock func(), err error) {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	return func() { file.Close() }, nil
+	return file, nil
 }
 
 // Serve answers requests on a listener until the context ends. It then waits for the responses to
 // requests in progress, up to a limit.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, limit time.Duration) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ConnContext: func(ctx context.Context, connection net.Conn) context.Context {
+		return context.WithValue(ctx, connectionKey{}, connection)
+	}}
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
@@ -88,11 +91,12 @@ func Run(ctx context.Context, dir string, s *Server) error {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
-	listener, release, err := Listen(ctx, dir)
+	listener, lock, err := Listen(ctx, dir)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer lock.Close()
+	s.lock = lock
 	stop := context.AfterFunc(ctx, s.end) // so that the end does not wait for programs
 	defer stop()
 	return Serve(ctx, listener, s.Handler(), drainLimit)

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"log"
 	"net/http"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,6 +49,7 @@ type Config struct {
 // Server executes the requests of the agent.
 type Server struct {
 	config Config
+	lock   *os.File // of the directory, set by Run; nil in tests
 
 	mu      sync.Mutex
 	session string                // the session that may write, "" since the start
@@ -88,6 +91,10 @@ const (
 	statusReplaced  = http.StatusConflict           // another agent has begun its session
 )
 
+// loggedStatuses are the statuses of refusals in the log. A request that meets another request, or a
+// service that has just started, is repeated.
+var loggedStatuses = []int{statusRefused, statusGone, statusReplaced, http.StatusBadRequest}
+
 func refuseRequest(format string, args ...any) *answer {
 	return &answer{status: statusRefused, text: fmt.Sprintf(format, args...)}
 }
@@ -116,7 +123,7 @@ func (s *Server) Handler() http.Handler {
 			s.reply(w, nil, err)
 			return
 		}
-		output, err := s.changePartition(&change)
+		output, err := s.changePartition(r.Context(), &change)
 		s.reply(w, output, err)
 	})
 	mux.HandleFunc("PUT "+wire.ConfigurePath, func(w http.ResponseWriter, r *http.Request) {
@@ -168,7 +175,7 @@ func (s *Server) reply(w http.ResponseWriter, result any, err error) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(result) // the agent may be gone
 	case errors.As(err, &a):
-		if a.status == statusRefused {
+		if a.errno == 0 && slices.Contains(loggedStatuses, a.status) {
 			s.config.Log.Printf("refused: %s", a.text)
 		}
 		if a.errno != 0 {

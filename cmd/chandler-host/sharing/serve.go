@@ -19,11 +19,11 @@ func Serve(ctx context.Context, config Config) error {
 	if err := os.MkdirAll(config.Dir, 0o711); err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
-	listener, release, err := hostservice.Listen(ctx, config.Dir)
+	listener, lock, err := hostservice.Listen(ctx, config.Dir)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer lock.Close()
 	k, err := New(config)
 	if err != nil {
 		listener.Close()

@@ -133,7 +133,7 @@ func serveHost(root string) error {
 				text, err := json.Marshal(c)
 				return []string{string(text)}, err
 			},
-			Run: func(args []string) (*wire.Output, error) {
+			Run: func(args []string, _ []*os.File) (*wire.Output, error) {
 				var c discovery.PartitionChange
 				if err := json.Unmarshal([]byte(args[0]), &c); err != nil {
 					return nil, err
@@ -147,11 +147,11 @@ func serveHost(root string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	listener, release, err := hostservice.Listen(context.Background(), dir)
+	listener, lock, err := hostservice.Listen(context.Background(), dir)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer lock.Close()
 	requests := make(map[string]*atomic.Int64)
 	for _, request := range []string{"sessions", "users", "write", "partitions", "configure"} {
 		requests[request] = new(atomic.Int64)

@@ -50,7 +50,7 @@ func (n *Informant) change(ctx context.Context, c discovery.PartitionChange) (ou
 	if err != nil {
 		return nil, "", err
 	}
-	return child.Run(ctx, n.path, append(args, n.args...)...)
+	return child.Run(ctx, nil, n.path, append(args, n.args...)...)
 }
 
 // enterChange waits until no other change of the device runs. The caller must call leave after its
