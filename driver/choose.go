@@ -12,7 +12,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // choices are the interchangeable devices that calls in progress have chosen, so that concurrent
@@ -51,7 +52,7 @@ func (c *choices) forget(uid types.UID) {
 // before keeps its devices, even if they no longer have the common name: it depends on the driver and
 // on the configuration. Other claims get the first free devices. Withheld devices are the last
 // choice: the allocation may precede the withdrawal.
-func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.DeviceRequestAllocationResult, v *view) (chosen []rules.Offered, err error) {
+func (h *claimHandler) chooseDevices(c *allocation.Claim, allocated *resourceapi.DeviceRequestAllocationResult, v *view) (chosen []rules.Offered, err error) {
 	wanted, count := allocationOf(allocated), int64(1)
 	if shares, consumed := allocated.ConsumedCapacity[discovery.Shares]; consumed {
 		count = shares.Value()
@@ -62,7 +63,7 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 	earlier, state := h.ledger.Claim(c.UID)
 	before := earlier.SourcesOf(&wanted)
 	isBefore := func(device *rules.Offered) bool { return slices.Contains(before, device.Name) }
-	if state != ledger.Ended && len(before) > 0 {
+	if state != allocation.Ended && len(before) > 0 {
 		for _, source := range before {
 			device, found := v.Device(source)
 			if !found {
@@ -95,11 +96,11 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 		}
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(len(b.Attributes), len(a.Attributes)))
 	})
-	var blocked *ledger.Blocked
+	var blocked *exclusion.Blocked
 	for _, device := range alike {
-		hold := ledger.Hold{Device: device.Name, Silicon: device.Silicon(), Whole: device.PartOf == nil, Open: wanted.Admin}
-		hasAlready := func(r ledger.Result) bool { return r.Source == device.Name }
-		switch b := present.BlockedBy(discovery.ModeDRA, c.Key(), []ledger.Hold{hold}); {
+		hold := allocation.Hold{Device: device.Name, Silicon: device.Silicon(), Whole: device.PartOf == nil, Open: wanted.Admin}
+		hasAlready := func(r allocation.Result) bool { return r.Source == device.Name }
+		switch b := present.BlockedBy(discovery.ModeDRA, c.Key(), []allocation.Hold{hold}); {
 		case !device.Health.IsUsable() && !isBefore(device), slices.ContainsFunc(c.Results, hasAlready):
 		case b != nil && (blocked == nil || b.Reclaiming || b.Changing):
 			blocked = b
@@ -120,6 +121,6 @@ func (h *claimHandler) chooseDevices(c *ledger.Claim, allocated *resourceapi.Dev
 // reserveFree reserves a device for the call of a claim, and reports whether the device is free. It
 // looks at the ledger once more after that: another call may have allocated the device and ended its
 // reservation since the caller's view.
-func (h *claimHandler) reserveFree(device string, c *ledger.Claim, hold ledger.Hold, v *view) bool {
-	return h.choices.reserve(device, c.UID) && h.ledger.View(v).BlockedBy(discovery.ModeDRA, c.Key(), []ledger.Hold{hold}) == nil
+func (h *claimHandler) reserveFree(device string, c *allocation.Claim, hold allocation.Hold, v *view) bool {
+	return h.choices.reserve(device, c.UID) && h.ledger.View(v).BlockedBy(discovery.ModeDRA, c.Key(), []allocation.Hold{hold}) == nil
 }

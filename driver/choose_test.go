@@ -16,7 +16,7 @@ import (
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // commonName is the common name of the interchangeable devices in tests.
@@ -182,8 +182,8 @@ func TestChooseFreeDevice(t *testing.T) {
 			return nil
 		},
 		"by the device plugin API": func(b *bench, _ *rules.Offered) map[string]string {
-			grant := &ledger.Grant{Resource: "nvidia.com/imex", ID: "channel0", Devices: []string{"channel-0"}, Silicon: []string{"channel-0"}, Exclusive: true, Container: "default/training main"}
-			if err := b.config.Ledger.Grants.AllocateIDs(b.view.Load(), []*ledger.Grant{grant}); err != nil {
+			grant := &allocation.Grant{Resource: "nvidia.com/imex", ID: "channel0", Devices: []string{"channel-0"}, Silicon: []string{"channel-0"}, Exclusive: true, Container: "default/training main"}
+			if err := b.config.Ledger.Grants.AllocateIDs(b.view.Load(), []*allocation.Grant{grant}); err != nil {
 				t.Fatal(err)
 			}
 			return nil

@@ -16,7 +16,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // work is the configuration of one device for a claim.
@@ -28,7 +28,7 @@ type work struct {
 // planWork returns the work needed before the devices match the claim. The consumer is the claim's
 // key. planWork also updates the devices and results with the present descriptions, which may
 // differ from the snapshot.
-func (h *claimHandler) planWork(consumer string, results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
+func (h *claimHandler) planWork(consumer string, results []allocation.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
 	var works []work
 	for i := range results {
 		r := &results[i]
@@ -54,7 +54,7 @@ func (h *claimHandler) planWork(consumer string, results []ledger.Result, device
 // addNothing removes from a result with admin access everything for a container. A monitoring claim
 // has all devices, including those that do not exist yet and those under vfio in a virtual machine.
 // There is nothing to observe on these devices, and they stay unchanged.
-func addNothing(r *ledger.Result, d *discovery.Device) {
+func addNothing(r *allocation.Result, d *discovery.Device) {
 	d.Family, d.Edits, d.SharedEdits, d.CommonNodes, d.Files, r.Files = "", specs.ContainerEdits{}, specs.ContainerEdits{}, nil, nil, nil
 }
 
@@ -63,7 +63,7 @@ func addNothing(r *ledger.Result, d *discovery.Device) {
 // continues.
 func (h *claimHandler) runPlan(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
 	if !first.isKept() { // otherwise containers may have the devices, and the claim keeps its record
-		if err := h.ledger.AllocateClaim(first.wanted, ledger.Configuring, first.view); err != nil {
+		if err := h.ledger.AllocateClaim(first.wanted, allocation.Configuring, first.view); err != nil {
 			return nil, err
 		}
 	}

@@ -30,6 +30,7 @@ import (
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 func TestMain(m *testing.M) {
@@ -66,7 +67,7 @@ func newBench(t testing.TB) *bench {
 		Rescan:           func() {},
 		StartHelper:      StartHelper,
 		GoneEffect:       func() resourceapi.DeviceTaintEffect { return resourceapi.DeviceTaintEffectNoSchedule },
-		Abandoned:        func(context.Context, []ledger.Owner) ([]types.UID, error) { return nil, nil },
+		Abandoned:        func(context.Context, []allocation.Owner) ([]types.UID, error) { return nil, nil },
 		NodeClaims:       func(context.Context) ([]*resourceapi.ResourceClaim, error) { return nil, nil },
 		ReadParameters: func([]byte) (discovery.Parameters, error) {
 			return nil, errors.New("this driver takes no parameters")

@@ -12,7 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // devicesVariable contains the device names of a request, separated by commas.
@@ -37,9 +37,9 @@ func claimName(claim *resourceapi.ResourceClaim) string {
 // runtimes overwrite environment variables of the same name. Edits that depend on the set of
 // devices are therefore computed for each request, and all devices of a request carry the same
 // edits. The variables are repeated under a name specific to the request.
-func (h *claimHandler) setEdits(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters, claim *resourceapi.ResourceClaim) {
+func (h *claimHandler) setEdits(results []allocation.Result, devices []rules.Offered, parameters map[string]discovery.Parameters, claim *resourceapi.ResourceClaim) {
 	given := make(map[string][]rules.Offered)
-	parts := make(map[string][]ledger.Result)
+	parts := make(map[string][]allocation.Result)
 	consumed := make(map[string]discovery.Consumed)
 	for i, result := range results {
 		request := result.Request
@@ -67,7 +67,7 @@ func (h *claimHandler) setEdits(results []ledger.Result, devices []rules.Offered
 
 // hookOnce removes repeated hooks from all devices of a request except the first. A container gets
 // all devices of a request, and the container runtime would call the hook for each device.
-func hookOnce(results []ledger.Result) {
+func hookOnce(results []allocation.Result) {
 	called := make(map[string][]*specs.Hook)
 	for i := range results {
 		r := &results[i]
@@ -85,7 +85,7 @@ func hookOnce(results []ledger.Result) {
 // resultVariables returns environment variables that are independent of vendors: the device names
 // of a request, and the amounts of each shared capacity in the same order. A result without an
 // amount has an empty string between the commas.
-func resultVariables(results []ledger.Result) []string {
+func resultVariables(results []allocation.Result) []string {
 	var names []string
 	amounts := make(map[resourceapi.QualifiedName][]string)
 	for i, result := range results {

@@ -21,7 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 var newRecords = flag.Bool("new-records", false, "write the golden records that are not there yet; none is ever changed")
@@ -137,7 +137,7 @@ func TestRecordsAreWrittenAsTheirVersionSays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		name = filepath.Join(goldenRecords(ledger.Version), name)
+		name = filepath.Join(goldenRecords(allocation.Version), name)
 		want, err := os.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) && *newRecords {
 			want, err = got, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, got, 0o644))
@@ -174,7 +174,7 @@ func TestRecordsAreWrittenAsTheirVersionSays(t *testing.T) {
 // Records of all versions remain readable: their devices are allocated, CDI specs are rewritten
 // from them, Prepare answers from them, and Unprepare releases the devices.
 func TestRecordsOfEveryVersionAreHonoured(t *testing.T) {
-	for version := 1; version <= ledger.Version; version++ {
+	for version := 1; version <= allocation.Version; version++ {
 		for name, g := range goldenClaims() {
 			if version < g.since {
 				continue
@@ -228,7 +228,7 @@ func honours(t *testing.T, b *bench, g golden, data, spec []byte) {
 			t.Errorf("device %s is in use by %q", r.Device, who)
 		}
 	}
-	before, err := ledger.DecodeClaim(data)
+	before, err := allocation.DecodeClaim(data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +263,7 @@ func honours(t *testing.T, b *bench, g golden, data, spec []byte) {
 // additional field in each object except the edits, whose fields must all be supported.
 func newer(t *testing.T, name string, version, readableBy int) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(goldenRecords(ledger.Version), name+".record"))
+	data, err := os.ReadFile(filepath.Join(goldenRecords(allocation.Version), name+".record"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,11 +302,11 @@ func addLater(value any) {
 func TestRecordsOfTheNextVersionAreHonoured(t *testing.T) {
 	for name, g := range goldenClaims() {
 		t.Run(name, func(t *testing.T) {
-			spec, err := os.ReadFile(filepath.Join(goldenRecords(ledger.Version), name+".json"))
+			spec, err := os.ReadFile(filepath.Join(goldenRecords(allocation.Version), name+".json"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			honours(t, goldenBench(t, g), g, newer(t, name, ledger.Version+1, ledger.Version), spec)
+			honours(t, goldenBench(t, g), g, newer(t, name, allocation.Version+1, allocation.Version), spec)
 		})
 	}
 }
@@ -315,7 +315,7 @@ func TestRecordsOfTheNextVersionAreHonoured(t *testing.T) {
 func TestRecordsOfTheNextVersionAreNotDowngraded(t *testing.T) {
 	g := goldenClaims()["whole"]
 	b := goldenBench(t, g)
-	data := newer(t, "whole", ledger.Version+2, ledger.Version)
+	data := newer(t, "whole", allocation.Version+2, allocation.Version)
 	if err := os.WriteFile(b.recordFile(g.claim), data, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -326,11 +326,11 @@ func TestRecordsOfTheNextVersionAreNotDowngraded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := ledger.DecodeClaim(got)
+	r, err := allocation.DecodeClaim(got)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Version != ledger.Version+2 || r.ReadableBy != ledger.Version || r.Boot != "boot-2" {
+	if r.Version != allocation.Version+2 || r.ReadableBy != allocation.Version || r.Boot != "boot-2" {
 		t.Errorf("version %d, readable by %d, of %s", r.Version, r.ReadableBy, r.Boot)
 	}
 	if n := bytes.Count(got, []byte(`"later"`)); n != 3 {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // healthInterval is the interval of repeated health reports. The kubelet treats health as unknown
@@ -42,7 +42,7 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 }
 
 // healthIn returns the health of a claim's device in the view.
-func (d *Driver) healthIn(v *view, r *ledger.Claim, has *ledger.Result) discovery.Health {
+func (d *Driver) healthIn(v *view, r *allocation.Claim, has *allocation.Result) discovery.Health {
 	device, found := v.Present.Device(has.Source)
 	return d.HealthOf(&device.Device, found, v.snapshot.Gone, r, has)
 }
@@ -50,7 +50,7 @@ func (d *Driver) healthIn(v *view, r *ledger.Claim, has *ledger.Result) discover
 // HealthOf returns the health of a claim's device. A device that was not found, or was replaced by
 // another, is gone. A replacement is not reported while it is uncertain, because the device is
 // being configured or cannot be read.
-func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.Missing, r *ledger.Claim, has *ledger.Result) discovery.Health {
+func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.Missing, r *allocation.Claim, has *allocation.Result) discovery.Health {
 	now := time.Now()
 	if !found {
 		return gone.HealthOf(has.Source, d.config.GoneEffect())

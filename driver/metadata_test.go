@@ -31,7 +31,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/driver/outputs"
 	"chandler.dev/internal/disk/disktest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // prepareCall prepares a claim through the library, and returns the CDI devices of each device in
@@ -537,7 +537,7 @@ func TestMetadataIsSwept(t *testing.T) {
 		"default_held", "uid-damaged", "uid-held")
 
 	// The sweep releases an abandoned claim without the library.
-	b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) { return []types.UID{held.UID}, nil }
+	b.config.Abandoned = func(context.Context, []allocation.Owner) ([]types.UID, error) { return []types.UID{held.UID}, nil }
 	b.restart().unprepareAbandoned(t.Context(), map[types.UID]bool{held.UID: true})
 	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "uid-damaged")
 	mustUnprepare(t, b, damaged)

@@ -11,13 +11,13 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // requestParameters returns the parameters of each request from the claim and its device classes.
 // The device class comes first in the allocation, so that the claim overrides it. Invalid
 // parameters are an error.
-func (h *claimHandler) requestParameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
+func (h *claimHandler) requestParameters(claim *resourceapi.ResourceClaim, results []allocation.Result) (map[string]discovery.Parameters, error) {
 	asked := make(map[string]discovery.Parameters)
 	var errs []error
 	for _, r := range results {
@@ -33,7 +33,7 @@ func (h *claimHandler) requestParameters(claim *resourceapi.ResourceClaim, resul
 }
 
 // accept returns an error if devices do not support the parameters of their requests.
-func (h *claimHandler) accept(results []ledger.Result, devices []rules.Offered, asked map[string]discovery.Parameters) error {
+func (h *claimHandler) accept(results []allocation.Result, devices []rules.Offered, asked map[string]discovery.Parameters) error {
 	given := make(map[string][]rules.Offered)
 	var errs []error
 	for i, r := range results {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/traces"
 )
 
@@ -54,7 +54,7 @@ func (h *claimHandler) preparePatiently(ctx, patience context.Context, claim *re
 // call waits, this includes a device that is gone or changed: the scan may have been older than the
 // return or removal of the device.
 func isTransient(err error, waited bool) bool {
-	var blocked *ledger.Blocked
+	var blocked *exclusion.Blocked
 	switch {
 	case errors.As(err, &blocked):
 		return blocked.Reclaiming || blocked.Changing

@@ -22,6 +22,7 @@ import (
 	"chandler.dev/driver/outputs"
 	"chandler.dev/driver/publish"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/traces"
 )
 
@@ -170,7 +171,7 @@ func (h *claimHandler) prepare(ctx context.Context, claim *resourceapi.ResourceC
 	end(err)
 	if err == nil && plan.earlier != nil && !plan.earlier.SameAllocation(plan.wanted) {
 		if err = h.refuseReallocation(plan); err == nil {
-			plan.earlier, plan.state, err = nil, ledger.None, h.letGo(ctx, claim.UID)
+			plan.earlier, plan.state, err = nil, allocation.None, h.letGo(ctx, claim.UID)
 		}
 	}
 	if err == nil && len(plan.works) > 0 {
@@ -200,10 +201,10 @@ func (h *claimHandler) prepare(ctx context.Context, claim *resourceapi.ResourceC
 
 // plan contains everything needed to prepare a claim.
 type plan struct {
-	wanted  *ledger.Claim
-	earlier *ledger.Claim   // nil if there is none
-	state   ledger.State    // of the earlier claim
-	devices []rules.Offered // the devices of the results
+	wanted  *allocation.Claim
+	earlier *allocation.Claim // nil if there is none
+	state   allocation.State  // of the earlier claim
+	devices []rules.Offered   // the devices of the results
 	works   []work
 	orders  []discovery.Order // orders for the claim's programs
 	view    *view
@@ -260,7 +261,7 @@ func (h *claimHandler) planClaim(ctx context.Context, claim *resourceapi.Resourc
 			}
 		}
 		if p.has() {
-			wanted.Results[i].KeepNodes(before)
+			wanted.Results[i].KeepNodes(before.Nodes)
 		} else if err := verifyInterfaces(&wanted.Results[i], &devices[i].Device, h.config.HostFS); err != nil {
 			h.config.Rescan()
 			return nil, withRefusal(RefusedChanged, err)
@@ -275,7 +276,7 @@ func (h *claimHandler) planClaim(ctx context.Context, claim *resourceapi.Resourc
 // not unprepared the claim, so the pod was deleted by force. A restarted kubelet prepares the claim
 // nevertheless (pkg/kubelet/cm/dra/claiminfo.go, newClaimInfoFromState, in 1.34 to 1.37).
 func (h *claimHandler) refuseReallocation(p *plan) error {
-	if p.state != ledger.Allocated {
+	if p.state != allocation.Allocated {
 		return nil // no container can have it
 	}
 	since, _ := h.newAllocations.LoadOrStore(p.wanted.UID, time.Now())
@@ -289,7 +290,7 @@ func (h *claimHandler) refuseReallocation(p *plan) error {
 // claim has the state in its record, and the next call continues.
 func (h *claimHandler) recordClaim(ctx context.Context, plan *plan) error {
 	wanted := plan.wanted
-	if err := traces.Do(ctx, "write record", func() error { return h.ledger.AllocateClaim(wanted, ledger.Allocated, plan.view) }); err != nil {
+	if err := traces.Do(ctx, "write record", func() error { return h.ledger.AllocateClaim(wanted, allocation.Allocated, plan.view) }); err != nil {
 		return err
 	}
 	if err := h.startDaemons(ctx, plan); err != nil {
@@ -336,12 +337,12 @@ func (h *claimHandler) letGo(ctx context.Context, uid types.UID) error {
 // leaves the slices when its claim ends, and a device that is allocated in another form, or by its
 // own name in place of a common name, returns to them. Without counters, allocated devices have
 // precedence over others.
-func (h *claimHandler) offeredFor(r *ledger.Claim) bool {
+func (h *claimHandler) offeredFor(r *allocation.Claim) bool {
 	if r == nil || r.Configuring || !h.publisher.KeptFeatures().Counters {
 		return true
 	}
 	view := h.view.Load()
-	return slices.ContainsFunc(r.Results, func(result ledger.Result) bool {
+	return slices.ContainsFunc(r.Results, func(result allocation.Result) bool {
 		device, found := view.Present.Device(result.Source)
 		return !found || device.Sharing != nil || result.Consumes != nil || device.Interchangeable != ""
 	})
@@ -349,7 +350,7 @@ func (h *claimHandler) offeredFor(r *ledger.Claim) bool {
 
 // newClaim returns the record of a claim without the edits, and the devices of its results. It
 // includes only results of this driver.
-func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
+func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*allocation.Claim, []rules.Offered, error) {
 	r := h.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
 	r.Pod, r.Users, r.WithoutStatus = extendedResourcePod(claim), usersOf(claim), !hasStatus(claim)
 	if claim.Status.Allocation == nil {
@@ -401,7 +402,7 @@ func usersOf(claim *resourceapi.ResourceClaim) (pods []types.UID) {
 
 // newResult returns the record of an allocation result, whose device was chosen if the allocation has a
 // common name.
-func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered, chosen bool) ledger.Result {
+func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered, chosen bool) allocation.Result {
 	r := allocationOf(allocated)
 	r.Shared = device.Shareable
 	r.Silicon, r.Whole, r.Takes = device.Silicon(), device.PartOf == nil, device.Takes
@@ -414,14 +415,14 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 	}
 	r.CDI = cdi.Name(uid, i, r.GivenDevice(), r.ShareID)
 	for _, f := range device.FilesAs(device.Resource()) {
-		r.Files = append(r.Files, ledger.HostFile(f))
+		r.Files = append(r.Files, allocation.HostFile(f))
 	}
 	return r
 }
 
 // allocationOf returns the part of a record that identifies an allocation result.
-func allocationOf(allocated *resourceapi.DeviceRequestAllocationResult) ledger.Result {
-	return ledger.Result{
+func allocationOf(allocated *resourceapi.DeviceRequestAllocationResult) allocation.Result {
+	return allocation.Result{
 		Request: allocated.Request,
 		Pool:    allocated.Pool,
 		Device:  allocated.Device,
@@ -458,16 +459,16 @@ func (p *plan) isAnswered() bool {
 
 // has reports whether the claim was given the same allocation in this boot.
 func (p *plan) has() bool {
-	return (p.state == ledger.Allocated || p.state == ledger.Configuring) && p.earlier.SameAllocation(p.wanted)
+	return (p.state == allocation.Allocated || p.state == allocation.Configuring) && p.earlier.SameAllocation(p.wanted)
 }
 
 // isKept reports whether a container may have the claim's devices. No container has devices under
 // configuration.
-func (p *plan) isKept() bool { return p.has() && p.state == ledger.Allocated }
+func (p *plan) isKept() bool { return p.has() && p.state == allocation.Allocated }
 
 // preparedDevices returns the kubelet's answer for a prepared claim. A device's own CDI ID comes
 // first, since the kubelet uses it as the key of health reports.
-func preparedDevices(r *ledger.Claim, given []rules.Offered) []kubeletplugin.Device {
+func preparedDevices(r *allocation.Claim, given []rules.Offered) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Results))
 	for i, result := range r.Results {
 		device := kubeletplugin.Device{

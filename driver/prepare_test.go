@@ -32,7 +32,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // interfaceName is a parameter of a family.
@@ -266,8 +266,8 @@ func TestHeldByClaims(t *testing.T) {
 func TestHeldByTheClassicAPI(t *testing.T) {
 	b := newBench(t)
 	b.restart().offers(gpu("a", 1), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
-	training := &ledger.Grant{Resource: "example.com/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true, Container: "default/training main"}
-	if err := b.config.Ledger.Grants.AllocateIDs(b.view.Load(), []*ledger.Grant{training}); err != nil {
+	training := &allocation.Grant{Resource: "example.com/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true, Container: "default/training main"}
+	if err := b.config.Ledger.Grants.AllocateIDs(b.view.Load(), []*allocation.Grant{training}); err != nil {
 		t.Fatal(err)
 	}
 	c := claim("c", "a")
@@ -327,7 +327,7 @@ func TestVerifyRealNode(t *testing.T) {
 	}
 	host := os.DirFS(root)
 	found, err := nodeOnHost(host, &specs.DeviceNode{Path: "/a", Type: "c", Major: 1, Minor: 3})
-	if want := (ledger.Node{Path: "/a", Type: "c", Major: 1, Minor: 3}); err != nil || found != want {
+	if want := (allocation.Node{Path: "/a", Type: "c", Major: 1, Minor: 3}); err != nil || found != want {
 		t.Errorf("found %v, %v", found, err)
 	}
 	if _, err := nodeOnHost(host, &specs.DeviceNode{Path: "/a", Type: "c", Major: 1, Minor: 5}); err == nil {
@@ -841,11 +841,11 @@ func TestHooksOnceForEachRequest(t *testing.T) {
 	hook := func(name string) *specs.Hook {
 		return &specs.Hook{HookName: "createContainer", Path: "/bin/hook", Args: []string{name}}
 	}
-	result := func(request string, hooks ...*specs.Hook) ledger.Result {
-		return ledger.Result{Request: request, Edits: specs.ContainerEdits{Hooks: hooks}}
+	result := func(request string, hooks ...*specs.Hook) allocation.Result {
+		return allocation.Result{Request: request, Edits: specs.ContainerEdits{Hooks: hooks}}
 	}
 	shared := []*specs.Hook{hook("links"), hook("cache")}
-	results := []ledger.Result{
+	results := []allocation.Result{
 		result("gpus", shared...), result("gpus", hook("links"), hook("other"), hook("cache")), result("one", shared...), result("none"),
 	}
 	hookOnce(results)

@@ -16,7 +16,7 @@ import (
 
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // A record that an older agent set aside is restored by an agent that can read it.
@@ -208,12 +208,12 @@ func TestRecordsSaySinceWhen(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := ledger.DecodeClaim(data)
+			r, err := allocation.DecodeClaim(data)
 			if err != nil {
 				t.Fatal(err)
 			}
 			dir := filepath.Dir(filepath.Dir(b.recordFile(c)))
-			if read := ledger.ReadSince(os.DirFS(dir), ".", c.UID); !read.Equal(r.Since) {
+			if read := allocation.ReadSince(os.DirFS(dir), ".", c.UID); !read.Equal(r.Since) {
 				t.Errorf("the record says %s, and is read as %s", r.Since, read)
 			}
 			return r.Since

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"io/fs"
 
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Refusal is the category of the reason why a claim was not prepared, for metrics.
@@ -35,7 +35,7 @@ func Refusals() []Refusal {
 // were not allocated.
 func RefusalOf(err error) Refusal {
 	var because *refusedError
-	var blocked *ledger.Blocked
+	var blocked *exclusion.Blocked
 	var file *fs.PathError
 	switch {
 	case errors.As(err, &because):

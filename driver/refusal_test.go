@@ -10,12 +10,12 @@ import (
 	"testing/synctest"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // A refusal has the reason of its origin, even after further wrapping.
 func TestRefusalOf(t *testing.T) {
-	held := &ledger.Blocked{Device: "a"}
+	held := &exclusion.Blocked{Device: "a"}
 	disk := &fs.PathError{Op: "open", Path: "x", Err: fs.ErrPermission}
 	for _, test := range []struct {
 		err  error

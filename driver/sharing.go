@@ -7,13 +7,13 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/traces"
 )
 
 // claimOrders returns the orders for programs that must run for a claim. They require devices with
 // an exclusive allocation.
-func (h *claimHandler) claimOrders(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
+func (h *claimHandler) claimOrders(results []allocation.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
 	if h.config.OrderDaemons == nil {
 		return nil, nil
 	}

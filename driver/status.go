@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // The condition of a claim's devices and its reasons.
@@ -58,7 +58,7 @@ type deviceStatus struct {
 // deleted.
 type statusWriter struct {
 	client resourceclient.ResourceV1Interface
-	health func(*view, *ledger.Claim, *ledger.Result) discovery.Health // see [Driver.healthIn]
+	health func(*view, *allocation.Claim, *allocation.Result) discovery.Health // see [Driver.healthIn]
 	claims map[types.UID]attempt
 	due    time.Time // time of the next try after a server did not answer
 }
@@ -117,7 +117,7 @@ func (d *Driver) untilQuiet(ctx context.Context, v *view) {
 }
 
 // write writes changed statuses, and reports whether some must be tried again.
-func (w *statusWriter) write(ctx context.Context, v *view, claims []*ledger.Claim) (again bool) {
+func (w *statusWriter) write(ctx context.Context, v *view, claims []*allocation.Claim) (again bool) {
 	before := w.claims
 	w.claims = make(map[types.UID]attempt, len(claims))
 	for _, c := range claims {
@@ -139,7 +139,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, claims []*ledger.Clai
 }
 
 // logGone logs devices that have vanished or were replaced while allocated to a claim.
-func logGone(ctx context.Context, c *ledger.Claim, before, now []deviceStatus) {
+func logGone(ctx context.Context, c *allocation.Claim, before, now []deviceStatus) {
 	for _, s := range now {
 		if s.reason == ReasonGone && !slices.Contains(before, s) {
 			klog.FromContext(ctx).Error(nil, "A claim does not have its device any more", "claim", klog.KRef(c.Namespace, c.Name), "uid", c.UID, "device", s.device, "reason", s.message)
@@ -152,7 +152,7 @@ func (a *attempt) open() bool { return !a.written && a.failures < statusTries }
 
 // tryWrite tries to write the status of a claim once, and stores the result. fresh means that the
 // claim has no status yet.
-func (w *statusWriter) tryWrite(ctx context.Context, c *ledger.Claim, a *attempt, fresh bool) {
+func (w *statusWriter) tryWrite(ctx context.Context, c *allocation.Claim, a *attempt, fresh bool) {
 	err := w.writeClaim(ctx, c, a.statuses, fresh)
 	var refused apierrors.APIStatus
 	switch {
@@ -176,7 +176,7 @@ func (w *statusWriter) tryWrite(ctx context.Context, c *ledger.Claim, a *attempt
 // writeClaim writes the statuses to the status of a claim. It does nothing for a claim that was
 // deleted or replaced by another of the same name. The status of a fresh claim is written without
 // reading the claim again.
-func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses []deviceStatus, fresh bool) error {
+func (w *statusWriter) writeClaim(ctx context.Context, c *allocation.Claim, statuses []deviceStatus, fresh bool) error {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	claims := w.client.ResourceClaims(c.Namespace)
@@ -212,7 +212,7 @@ func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses
 // statusesOf returns the statuses of a claim's devices. A device that the claim has twice, as is
 // possible with admin access, has one status, and so do the interchangeable devices of one
 // allocation: that of the first device that is not ready, or the names of all of them.
-func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
+func (w *statusWriter) statusesOf(v *view, c *allocation.Claim) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range c.Results {
 		result := &c.Results[i]

@@ -28,7 +28,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // statusBench is a running driver that writes the status of claims.
@@ -303,7 +303,7 @@ func TestReplacedForSome(t *testing.T) {
 // device's new identity.
 func TestReplacedBeforeACrash(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
-	r := ledger.Claim{Results: []ledger.Result{{Device: "a", Source: "a", Identity: "other"}}}
+	r := allocation.Claim{Results: []allocation.Result{{Device: "a", Source: "a", Identity: "other"}}}
 	for _, configuring := range []bool{true, false} {
 		r.Configuring = configuring
 		if health := b.healthIn(b.view.Load(), &r, &r.Results[0]); health.IsUsable() != configuring {

@@ -12,7 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver/publish"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // swapLoop reads the claims of each device that was replaced, once for each replacement. These
@@ -78,7 +78,7 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 
 // sameSince returns an error if the device was replaced after its allocation to the claim. It
 // recognises a later allocation by its timestamp, which only servers since Kubernetes 1.36 store.
-func (v *view) sameSince(claim *resourceapi.ResourceClaim, r *ledger.Result) error {
+func (v *view) sameSince(claim *resourceapi.ResourceClaim, r *allocation.Result) error {
 	seen, allocated := v.identities[r.Source], claim.Status.Allocation.AllocationTimestamp
 	if seen.promisedTo == nil || allocated == nil {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 const (
@@ -30,7 +30,7 @@ const (
 // is deleted from the API server or no longer allocated on this node, and no pod of the node and no
 // container in the kubelet's list refers to it. A claim with an unreadable record has neither
 // namespace nor name.
-type Abandoned func(ctx context.Context, claims []ledger.Owner) ([]types.UID, error)
+type Abandoned func(ctx context.Context, claims []allocation.Owner) ([]types.UID, error)
 
 // sweepLoop releases claims that the kubelet has forgotten. A kubelet forgets claims when its state
 // is lost. Up to 1.36, it also forgets a claim that it unprepares for one pod while preparing it
@@ -81,7 +81,7 @@ func (d *Driver) unprepareAbandoned(ctx context.Context, before map[types.UID]bo
 	if len(claims) == 0 {
 		return nil
 	}
-	byUID := make(map[types.UID]ledger.Owner, len(claims))
+	byUID := make(map[types.UID]allocation.Owner, len(claims))
 	for _, claim := range claims {
 		byUID[claim.UID] = claim
 	}
@@ -112,7 +112,7 @@ func (d *Driver) unprepareAbandoned(ctx context.Context, before map[types.UID]bo
 // sweepAway unprepares an abandoned claim, unless the claim has a consumer again. It holds the
 // claim's lock, so that the claim cannot be prepared at the same time. sweepAway waits for the lock
 // no longer than a call would, so that a claim under configuration does not delay the others.
-func (d *Driver) sweepAway(ctx context.Context, claim ledger.Owner) (gone bool, err error) {
+func (d *Driver) sweepAway(ctx context.Context, claim allocation.Owner) (gone bool, err error) {
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	unlock, err := d.ledger.Lock(ctx, string(claim.UID))
@@ -120,7 +120,7 @@ func (d *Driver) sweepAway(ctx context.Context, claim ledger.Owner) (gone bool, 
 		return false, fmt.Errorf("wait for a call for the claim: %w", err)
 	}
 	defer unlock()
-	abandoned, err := d.config.Abandoned(ctx, []ledger.Owner{claim})
+	abandoned, err := d.config.Abandoned(ctx, []allocation.Owner{claim})
 	if err != nil {
 		return false, fmt.Errorf("check again whether the claim is abandoned: %w", err)
 	}

@@ -12,14 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 func TestSweep(t *testing.T) {
 	b := newBench(t)
 	var abandoned []types.UID
 	var failure error
-	b.config.Abandoned = func(_ context.Context, claims []ledger.Owner) ([]types.UID, error) {
+	b.config.Abandoned = func(_ context.Context, claims []allocation.Owner) ([]types.UID, error) {
 		for _, claim := range claims {
 			if claim.Namespace != "default" || claim.Name == "" {
 				t.Errorf("asked about %v", claim)
@@ -67,7 +67,7 @@ func TestSweepForAPodThatWaits(t *testing.T) {
 			b := newBench(t)
 			lost, next := claim("lost", "a"), claim("next", "a")
 			asked := 0
-			b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) {
+			b.config.Abandoned = func(context.Context, []allocation.Owner) ([]types.UID, error) {
 				asked++
 				return []types.UID{lost.UID}, nil
 			}
@@ -100,7 +100,7 @@ func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 				before, anew := claim("c", "a"), claim("c", device)
 				uids := []types.UID{before.UID}
 				var answers []func() []types.UID
-				b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) {
+				b.config.Abandoned = func(context.Context, []allocation.Owner) ([]types.UID, error) {
 					next := answers[0]
 					answers = answers[1:]
 					return next(), nil
@@ -155,7 +155,7 @@ func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 	b.boot = "boot-2"
 	b.restart()
 	var asked []string
-	b.Driver.config.Abandoned = func(_ context.Context, claims []ledger.Owner) ([]types.UID, error) {
+	b.Driver.config.Abandoned = func(_ context.Context, claims []allocation.Owner) ([]types.UID, error) {
 		for _, claim := range claims {
 			asked = append(asked, claim.Name)
 		}
@@ -176,14 +176,14 @@ func TestSweepOfUnreadableRecords(t *testing.T) {
 	if err := os.WriteFile(b.recordFile(c), []byte("noise"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var asked []ledger.Owner
-	b.config.Abandoned = func(_ context.Context, claims []ledger.Owner) ([]types.UID, error) {
+	var asked []allocation.Owner
+	b.config.Abandoned = func(_ context.Context, claims []allocation.Owner) ([]types.UID, error) {
 		asked = claims
 		return []types.UID{c.UID}, nil
 	}
 	b.restart().offers(gpu("a", 1))
 	suspects := b.unprepareAbandoned(t.Context(), nil)
-	if !slices.Equal(asked, []ledger.Owner{{API: discovery.ModeDRA, UID: c.UID}}) {
+	if !slices.Equal(asked, []allocation.Owner{{API: discovery.ModeDRA, UID: c.UID}}) {
 		t.Errorf("asked about %v", asked)
 	}
 	mustRefuse(t, b, claim("other", "a"), "in use by claim with UID uid-c")
@@ -200,7 +200,7 @@ func TestSweepDoesNotWaitForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)
 		f.hold = make(chan struct{})
-		b.config.Abandoned = func(_ context.Context, claims []ledger.Owner) (uids []types.UID, err error) {
+		b.config.Abandoned = func(_ context.Context, claims []allocation.Owner) (uids []types.UID, err error) {
 			for _, c := range claims {
 				uids = append(uids, c.UID)
 			}
@@ -227,7 +227,7 @@ func TestSweepHasJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		var at []time.Time
-		b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) {
+		b.config.Abandoned = func(context.Context, []allocation.Owner) ([]types.UID, error) {
 			at = append(at, time.Now())
 			return nil, nil
 		}
@@ -268,7 +268,7 @@ func TestSweepOfWhatABackupBroughtBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		asked := 0
-		b.config.Abandoned = func(_ context.Context, claims []ledger.Owner) (uids []types.UID, err error) {
+		b.config.Abandoned = func(_ context.Context, claims []allocation.Owner) (uids []types.UID, err error) {
 			if asked++; asked == 1 {
 				return nil, errors.New("the kubelet does not list all pods yet")
 			}

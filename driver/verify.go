@@ -12,13 +12,14 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // verify returns an error if the device differs from the device that was allocated, as far as this
 // can be determined. It compares the device with the claim's earlier record, also from before a
 // reboot, and with its nodes on the host, which verify stores in the result.
-func verify(r *ledger.Result, host fs.FS, earlier *ledger.Result) error {
+func verify(r *allocation.Result, host fs.FS, earlier *allocation.Result) error {
 	if earlier != nil {
 		if err := sameSilicon(r, earlier); err != nil {
 			return err
@@ -53,7 +54,7 @@ func requireDriver(device *rules.Offered) error {
 // its name or belongs to another device. Shortly after the kernel creates an interface, udev
 // renames it, and the agent scans only later. Meanwhile another device may have the name. An
 // interface is in the directory of its device, or of a child such as a virtio device.
-func verifyInterfaces(r *ledger.Result, device *discovery.Device, host fs.FS) error {
+func verifyInterfaces(r *allocation.Result, device *discovery.Device, host fs.FS) error {
 	for _, edit := range r.Edits.NetDevices {
 		name := edit.HostInterfaceName
 		if _, err := fs.Stat(host, path.Join(device.Source, "net", name)); err == nil {
@@ -72,7 +73,7 @@ func verifyInterfaces(r *ledger.Result, device *discovery.Device, host fs.FS) er
 }
 
 // sameSilicon returns an error that describes how the device differs from the prepared device.
-func sameSilicon(r, earlier *ledger.Result) error {
+func sameSilicon(r, earlier *allocation.Result) error {
 	if earlier.Identity != "" && r.Identity != "" && earlier.Identity != r.Identity {
 		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was prepared", r.Device, r.Identity, earlier.Identity)
 	}
@@ -85,15 +86,15 @@ func sameSilicon(r, earlier *ledger.Result) error {
 // replacedBy returns an error if another device has replaced the prepared one, or if the claim was
 // given other device nodes. A device without a driver is not an error here, since its health shows
 // this.
-func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) error {
-	now := ledger.Result{Device: r.Device, Identity: device.Identity, Driver: device.Attributes.String("driver")}
+func replacedBy(r *allocation.Result, device *discovery.Device, stock exclusion.Stock) error {
+	now := allocation.Result{Device: r.Device, Identity: device.Identity, Driver: device.Attributes.String("driver")}
 	if now.Driver == "" {
 		now.Driver = r.Driver
 	}
 	if err := sameSilicon(&now, r); err != nil {
 		return err
 	}
-	if why := ledger.RenumberedNodes(r.LastNodes(), []string{device.Name}, stock); why != "" {
+	if why := exclusion.RenumberedNodes(r.LastNodes(), []string{device.Name}, stock); why != "" {
 		return fmt.Errorf("device %s has other nodes: %s", r.Device, why)
 	}
 	return nil
@@ -101,21 +102,21 @@ func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) 
 
 // nodeOnHost returns the device node of an edit as found on the host. It returns an error if the
 // node does not match the edit.
-func nodeOnHost(host fs.FS, edit *specs.DeviceNode) (ledger.Node, error) {
+func nodeOnHost(host fs.FS, edit *specs.DeviceNode) (allocation.Node, error) {
 	name := edit.HostPath
 	if name == "" {
 		name = edit.Path
 	}
 	info, err := fs.Stat(host, strings.TrimPrefix(name, "/"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return ledger.Node{}, fmt.Errorf("device node %s is missing", name)
+		return allocation.Node{}, fmt.Errorf("device node %s is missing", name)
 	}
 	if err != nil {
-		return ledger.Node{}, fmt.Errorf("device node %s: %w", name, err)
+		return allocation.Node{}, fmt.Errorf("device node %s: %w", name, err)
 	}
 	found, err := discovery.CheckNode(edit, info)
 	if err != nil {
-		return ledger.Node{}, err
+		return allocation.Node{}, err
 	}
-	return ledger.NodesIn([]*specs.DeviceNode{found})[0], nil
+	return allocation.NodesIn([]*specs.DeviceNode{found})[0], nil
 }

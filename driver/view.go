@@ -14,14 +14,14 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // view is a snapshot with data derived from it. It is never modified.
 type view struct {
 	snapshot *rules.Snapshot   // nil before the first scan
 	withheld map[string]string // by physical device: why no new consumer can have it
-	*ledger.Present
+	*exclusion.Present
 	identities map[string]identity // by device name, for devices that have or had an identity
 	next       chan struct{}       // closed when a newer view has replaced this one
 }
@@ -54,7 +54,7 @@ func (v *views) replace(snapshot *rules.Snapshot, withheld map[string]string) {
 	defer v.replacing.Unlock()
 	before := v.Load()
 	v.Store(&view{
-		snapshot: snapshot, withheld: withheld, Present: &ledger.Present{Snapshot: snapshot},
+		snapshot: snapshot, withheld: withheld, Present: &exclusion.Present{Snapshot: snapshot},
 		identities: identitiesIn(snapshot, before.identities), next: make(chan struct{}),
 	})
 	close(before.next)
@@ -112,7 +112,7 @@ func identitiesIn(snapshot *rules.Snapshot, known map[string]identity) map[strin
 	return changed
 }
 
-// Device returns the device for an allocated name. It implements [ledger.Stock].
+// Device returns the device for an allocated name. It implements [exclusion.Stock].
 func (v *view) Device(name string) (rules.Offered, bool) {
 	if v.snapshot == nil {
 		return rules.Offered{}, false

@@ -16,7 +16,8 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/traces"
 	"chandler.dev/legacy/list"
 )
@@ -25,7 +26,7 @@ import (
 // computes the edits and records the grants in the ledger. Either all grants are allocated or none.
 func (p *Plugin) allocateIDs(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
-	var grants []*ledger.Grant
+	var grants []*allocation.Grant
 	var allUnits []*list.Unit
 	now, stock := time.Now(), p.presentStock()
 	all := len(slices.Concat(requests...))
@@ -98,12 +99,12 @@ const passInterval = time.Second
 // forgotten, and for reclaimed devices. A forgotten ID may be detected only when the grants are
 // recorded. For example, when a pod returns under its name, PodResources lists the new pod before
 // the pod has devices. Then giveGrants waits again.
-func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*ledger.Grant) error {
+func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*allocation.Grant) error {
 	for began := time.Now(); ; {
 		_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants, began.Add(endTimeout)); return nil })
 		freed := p.config.Ledger.FreedSignal()
 		err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.Grants.AllocateIDs(stock, grants) })
-		var blocked *ledger.Blocked
+		var blocked *exclusion.Blocked
 		if errors.As(err, &blocked) && blocked.Starting != nil && p.joinsGrant(ctx, grants, blocked.Starting) {
 			continue
 		}
@@ -120,7 +121,7 @@ func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*le
 // joinsGrant reports whether grants are for the container that was given another function of the
 // same IOMMU group just before. If so, it links the grants in the ledger. A virtual machine
 // requests a GPU and its audio function as two resources.
-func (p *Plugin) joinsGrant(ctx context.Context, grants []*ledger.Grant, first *ledger.Grant) bool {
+func (p *Plugin) joinsGrant(ctx context.Context, grants []*allocation.Grant, first *allocation.Grant) bool {
 	resource := grants[0].Resource
 	if p.config.AsksForBoth == nil || resource == first.Resource || grants[0].With != nil {
 		return false

@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list"
 	"chandler.dev/legacy/list/listtest"
@@ -136,8 +137,8 @@ func holder(p *Plugin, silicon string) (who string, held bool) {
 // claim allocates a device to a claim.
 func claim(t *testing.T, p *Plugin, uid, device string) {
 	t.Helper()
-	c := &ledger.Claim{UID: types.UID(uid), Namespace: "default", Name: uid, Boot: "boot", Results: []ledger.Result{{Device: device, Source: device, Silicon: device, Whole: true}}}
-	if err := p.config.Ledger.AllocateClaim(c, ledger.Allocated, p.stock.Load()); err != nil {
+	c := &allocation.Claim{UID: types.UID(uid), Namespace: "default", Name: uid, Boot: "boot", Results: []allocation.Result{{Device: device, Source: device, Silicon: device, Whole: true}}}
+	if err := p.config.Ledger.AllocateClaim(c, allocation.Allocated, p.stock.Load()); err != nil {
 		t.Error(err)
 	}
 }

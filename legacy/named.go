@@ -13,7 +13,7 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // annotation is the annotation for the names of CDI devices. Container runtimes read any key with
@@ -81,7 +81,7 @@ func (p *Plugin) keepSpecs() error {
 	if what == nil {
 		return nil
 	}
-	byName := func(g *ledger.Grant) bool { return g.CDI }
+	byName := func(g *allocation.Grant) bool { return g.CDI }
 	if !named(what.snapshot) && !slices.ContainsFunc(p.config.Ledger.View(nil).OwnGrants(), byName) {
 		return p.config.CDI.KeepDevicesSpecs(nil)
 	}

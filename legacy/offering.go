@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/legacy/list"
 )
 
@@ -127,10 +128,10 @@ func possibleHolders(in *list.Input) *ledger.View {
 	for _, g := range in.View.Grants() {
 		known[g.Key()] = true
 	}
-	var held []ledger.Entry
+	var held []allocation.Entry
 	for resource, ids := range in.CheckpointIDs {
 		for _, id := range ids {
-			if g, _ := in.Host.WithID(resource, id); g != nil && !known[ledger.GrantKey(resource, id)] {
+			if g, _ := in.Host.WithID(resource, id); g != nil && !known[allocation.GrantKey(resource, id)] {
 				held = append(held, g)
 			}
 		}

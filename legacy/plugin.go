@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/legacy/list"
 )
 
@@ -164,8 +165,8 @@ func (p *Plugin) presentStock() *list.Stock {
 	return knowing
 }
 
-// hostStock returns the same as present, as a [ledger.Stock].
-func (p *Plugin) hostStock() ledger.Stock { return p.presentStock() }
+// hostStock returns the same as present, as a [exclusion.Stock].
+func (p *Plugin) hostStock() exclusion.Stock { return p.presentStock() }
 
 // presentResult is the last stock returned by present, with its sources.
 type presentResult struct {

@@ -21,7 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/kubeletapi"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list/listtest"
 )
@@ -774,8 +774,8 @@ func TestConcurrency(t *testing.T) {
 	}
 	loop(func() { publish(p, gpus(ids[:1+rand.IntN(4)]...)); time.Sleep(time.Millisecond) })
 	loop(func() {
-		c := &ledger.Claim{UID: "c", Namespace: "default", Name: "c", Boot: "boot", Results: []ledger.Result{{Device: "gpu-b", Source: "gpu-b", Silicon: "gpu-b", Whole: true}}}
-		_ = p.config.Ledger.AllocateClaim(c, ledger.Allocated, p.stock.Load())
+		c := &allocation.Claim{UID: "c", Namespace: "default", Name: "c", Boot: "boot", Results: []allocation.Result{{Device: "gpu-b", Source: "gpu-b", Silicon: "gpu-b", Whole: true}}}
+		_ = p.config.Ledger.AllocateClaim(c, allocation.Allocated, p.stock.Load())
 		_ = p.config.Ledger.End("c", nil)
 	})
 	loop(func() { k.HoldIDs("train", listtest.Resource, ids[:rand.IntN(3)]...) })

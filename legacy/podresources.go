@@ -8,7 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/internal/kubeletapi"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 const (
@@ -90,7 +90,7 @@ func (p *Plugin) learnNodes(ctx context.Context, said *kubeletapi.Listing) {
 	known, stock := *p.foreignNodes.Load(), p.stock.Load()
 	unknown, given := make(map[string]bool), make(map[string][]string)
 	note := func(resource, id string) {
-		key := ledger.GrantKey(resource, id)
+		key := allocation.GrantKey(resource, id)
 		if nodes, read := known[key]; read {
 			given[key] = nodes
 		} else if !stock.KnowsDevices(resource, id) {
@@ -121,7 +121,7 @@ func (p *Plugin) learnNodes(ctx context.Context, said *kubeletapi.Listing) {
 			if !said.Whole {
 				note(h.Resource, id)
 			}
-			if key := ledger.GrantKey(h.Resource, id); unknown[key] {
+			if key := allocation.GrantKey(h.Resource, id); unknown[key] {
 				given[key] = h.Nodes
 				klog.FromContext(ctx).V(4).Info("An ID of another plugin was found by the device nodes", "resource", h.Resource, "id", id, "nodes", h.Nodes)
 			}
@@ -153,13 +153,13 @@ func (p *Plugin) expireGrants(ctx context.Context) {
 
 // awaitEnd waits for the end of pods whose IDs the kubelet has forgotten and allocates again. If
 // such a pod continues to run, awaitEnd returns at the time end.
-func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant, end time.Time) {
+func (p *Plugin) awaitEnd(ctx context.Context, grants []*allocation.Grant, end time.Time) {
 	again := make(map[string]bool, len(grants))
 	for _, g := range grants {
 		again[g.Key()] = true
 	}
 	for {
-		lost := slices.DeleteFunc(p.config.Ledger.Grants.LostGrants(), func(g *ledger.Grant) bool { return !again[g.Key()] })
+		lost := slices.DeleteFunc(p.config.Ledger.Grants.LostGrants(), func(g *allocation.Grant) bool { return !again[g.Key()] })
 		if len(lost) == 0 || p.endLost(ctx, lost) || time.Now().After(end) {
 			return
 		}
@@ -173,11 +173,11 @@ func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant, end time.
 
 // endLost reports ended pods of lost grants to the ledger, and returns whether all of them have
 // ended.
-func (p *Plugin) endLost(ctx context.Context, lost []*ledger.Grant) (all bool) {
+func (p *Plugin) endLost(ctx context.Context, lost []*allocation.Grant) (all bool) {
 	if p.config.PodEnded == nil {
 		return false
 	}
-	var over []*ledger.Grant
+	var over []*allocation.Grant
 	for _, g := range lost {
 		owner := g.Owner()
 		ended, err := p.config.PodEnded(ctx, owner.Namespace, owner.Name)

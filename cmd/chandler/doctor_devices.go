@@ -29,7 +29,7 @@ import (
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/kubeletapi"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/legacy/list"
 )
 
@@ -54,7 +54,7 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 		return err
 	}
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
-	n.Entries, _ = ledger.ReadEntries(state, ".", boot)         // other checks report damaged records
+	n.Entries, _ = allocation.ReadEntries(state, ".", boot)     // other checks report damaged records
 	if f.Kubelet.Pods.Unknown == "" {
 		n.addListed(&kubeletapi.Listing{Pods: f.Kubelet.Pods.Value})
 	}

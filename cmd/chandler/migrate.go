@@ -33,7 +33,7 @@ import (
 	"chandler.dev/internal/compile"
 	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/kubeletapi"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/legacy"
 	"chandler.dev/legacy/list"
 )
@@ -220,7 +220,7 @@ func (o *migrateOptions) readNode(ctx context.Context, errOut io.Writer, args []
 		return n, err
 	}
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without a boot ID, records of every boot apply
-	if n.Entries, err = ledger.ReadEntries(kubelet, stateDir, boot); err != nil {
+	if n.Entries, err = allocation.ReadEntries(kubelet, stateDir, boot); err != nil {
 		return n, fmt.Errorf("who has what: %w", err)
 	}
 	n.listing, n.products = listing, pciids.Read(host.FS, n.Devices.Devices)
@@ -282,7 +282,7 @@ func (o *migrateOptions) nextConfig(text []byte) (*compile.NodeConfig, error) {
 // plugin made such an allocation, or the agent has not seen it yet.
 func (n *nodeNow) addGrant(stock *list.Stock, resource, container string, ids []string) {
 	for _, id := range ids {
-		if slices.ContainsFunc(n.Entries, func(e ledger.Entry) bool { return e.Key() == ledger.GrantKey(resource, id) }) {
+		if slices.ContainsFunc(n.Entries, func(e allocation.Entry) bool { return e.Key() == allocation.GrantKey(resource, id) }) {
 			continue
 		}
 		if g, _ := stock.WithID(resource, id); g != nil {

@@ -16,7 +16,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/internal/compile"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/provision"
 	"chandler.dev/legacy"
 )
@@ -109,7 +109,7 @@ func (o *provisionOptions) allocatedDevices(host *discovery.Host, known []discov
 	inHost := func(dir string) string { return strings.TrimPrefix(path.Clean("/"+dir), "/") }
 	kubelet := inHost(o.kubeletRoot)
 	state := path.Join(kubelet, "plugins", discovery.Domain)
-	held, claimsErr := ledger.Read(host.FS, state, boot)
+	held, claimsErr := allocation.ReadOwners(host.FS, state, boot)
 	granted, grantsErr := legacy.HeldDevices(host.FS, kubelet, inHost(o.devicePluginDir), known)
 	maps.Copy(granted, held)
 	return granted, errors.Join(claimsErr, grantsErr)

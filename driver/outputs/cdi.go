@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // CDISpecs is the ledger output for the CDI specs of claims.
@@ -23,8 +24,8 @@ var _ interface {
 } = CDISpecs{}
 
 // Write implements [ledger.Output].
-func (s CDISpecs) Write(e ledger.Entry) error {
-	c, ok := e.(*ledger.Claim)
+func (s CDISpecs) Write(e allocation.Entry) error {
+	c, ok := e.(*allocation.Claim)
 	if !ok || s.CheckClaim(c.UID, cdiDevices(c)) == nil {
 		return nil
 	}
@@ -32,7 +33,7 @@ func (s CDISpecs) Write(e ledger.Entry) error {
 }
 
 // Remove implements [ledger.Output].
-func (s CDISpecs) Remove(e ledger.Entry, others []ledger.Entry) error {
+func (s CDISpecs) Remove(e allocation.Entry, others []allocation.Entry) error {
 	uid := e.Owner().UID
 	if uid == "" || haveUID(others, uid) {
 		return nil
@@ -41,8 +42,8 @@ func (s CDISpecs) Remove(e ledger.Entry, others []ledger.Entry) error {
 }
 
 // haveUID reports whether one of the entries has the claim's UID.
-func haveUID(entries []ledger.Entry, uid types.UID) bool {
-	return slices.ContainsFunc(entries, func(e ledger.Entry) bool { return e.Owner().UID == uid })
+func haveUID(entries []allocation.Entry, uid types.UID) bool {
+	return slices.ContainsFunc(entries, func(e allocation.Entry) bool { return e.Owner().UID == uid })
 }
 
 // RemoveOrphans implements [ledger.Output].
@@ -57,19 +58,19 @@ func (s CDISpecs) RemoveOrphans(look func(types.UID, func() error) (bool, error)
 }
 
 // Named implements [ledger.Namer].
-func (s CDISpecs) Named() (map[string][]ledger.SealedDevice, error) {
+func (s CDISpecs) Named() (map[string][]allocation.SealedDevice, error) {
 	uids, err := s.Claims()
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
-	named := make(map[string][]ledger.SealedDevice, len(uids))
+	named := make(map[string][]allocation.SealedDevice, len(uids))
 	for _, uid := range uids {
 		devices, err := s.ClaimDevices(uid)
 		errs = append(errs, err)
-		named[string(uid)] = make([]ledger.SealedDevice, 0, len(devices))
+		named[string(uid)] = make([]allocation.SealedDevice, 0, len(devices))
 		for i := range devices {
-			d := ledger.SealedDevice{Name: devices[i].Name, Nodes: ledger.NodesIn(devices[i].Edits.DeviceNodes)}
+			d := allocation.SealedDevice{Name: devices[i].Name, Nodes: allocation.NodesIn(devices[i].Edits.DeviceNodes)}
 			named[string(uid)] = append(named[string(uid)], d)
 		}
 	}
@@ -77,7 +78,7 @@ func (s CDISpecs) Named() (map[string][]ledger.SealedDevice, error) {
 }
 
 // cdiDevices returns the devices of a claim's CDI spec.
-func cdiDevices(c *ledger.Claim) []cdi.Device {
+func cdiDevices(c *allocation.Claim) []cdi.Device {
 	devices := make([]cdi.Device, 0, len(c.Results))
 	for _, result := range c.Results {
 		devices = append(devices, cdi.Device{Name: result.CDI, Edits: result.Edits})

@@ -25,6 +25,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // MetadataSpecPrefix is the prefix of the CDI specs that mount metadata files. It is followed by
@@ -97,7 +98,7 @@ func (m *Metadata) write(name string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	defer unlock()
-	if _, state := m.Ledger.Claim(types.UID(uid)); state != ledger.Allocated {
+	if _, state := m.Ledger.Claim(types.UID(uid)); state != allocation.Allocated {
 		return fmt.Errorf("claim with UID %s is not prepared any more", uid)
 	}
 	for _, path := range m.storeFile(uid, name, data) {
@@ -180,7 +181,7 @@ func uidOf(spec string) string {
 }
 
 // Write implements [ledger.Output]. It rewrites missing files that the library had written.
-func (m *Metadata) Write(e ledger.Entry) error {
+func (m *Metadata) Write(e allocation.Entry) error {
 	var errs []error
 	for name, data := range m.claimFiles(string(e.Owner().UID)) {
 		if _, err := m.Files.Lstat(name); data != nil && errors.Is(err, fs.ErrNotExist) {
@@ -192,7 +193,7 @@ func (m *Metadata) Write(e ledger.Entry) error {
 }
 
 // Remove implements [ledger.Output].
-func (m *Metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
+func (m *Metadata) Remove(e allocation.Entry, others []allocation.Entry) error {
 	uid := string(e.Owner().UID)
 	if uid == "" || haveUID(others, e.Owner().UID) {
 		return nil
@@ -289,7 +290,7 @@ func (m *Metadata) RemoveTemporary(age time.Duration) error {
 
 // DeviceMetadata returns the metadata of a device for containers: all published attributes, and the
 // container's name for the network interface moved to it.
-func DeviceMetadata(r *ledger.Result, device *rules.Offered) *kubeletplugin.DeviceMetadata {
+func DeviceMetadata(r *allocation.Result, device *rules.Offered) *kubeletplugin.DeviceMetadata {
 	out := &kubeletplugin.DeviceMetadata{Attributes: make(map[string]resourceapi.DeviceAttribute, len(device.Attributes))}
 	for name, value := range device.Attributes {
 		out.Attributes[string(name)] = value.ForSlice()

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 func TestCombined(t *testing.T) {
@@ -33,7 +33,7 @@ func TestCombined(t *testing.T) {
 	}
 	tests := map[string]struct {
 		devices []rules.Offered
-		holds   []*ledger.Claim
+		holds   []*allocation.Claim
 		want    []string
 		left    int
 	}{
@@ -61,7 +61,7 @@ func TestCombined(t *testing.T) {
 		},
 		"but not what is held": {
 			devices: crowd,
-			holds:   []*ledger.Claim{some("g0-129", "g0-129")},
+			holds:   []*allocation.Claim{some("g0-129", "g0-129")},
 			want:    []string{"set:g0 " + names(append(crowd[:127:127], crowd[129]), "<g0")},
 			left:    2,
 		},

@@ -4,14 +4,14 @@ import (
 	"slices"
 
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // owned is the allocation of a device, or of a share, to a claim.
 type owned struct {
 	name  string // the allocated name, such as "gpu-share-07"
-	hold  ledger.Hold
-	owner ledger.Owner
+	hold  allocation.Hold
+	owner allocation.Owner
 }
 
 // reshapedClaims returns the claims with a device in another form than the pool would publish now.
@@ -48,7 +48,7 @@ func (in *input) reshapedClaims(devices []rules.Offered) map[string]string {
 }
 
 // isShareOf reports whether an amount is a share in the present form of the device.
-func isShareOf(amount ledger.Amounts, d *rules.Offered) bool {
+func isShareOf(amount allocation.Amounts, d *rules.Offered) bool {
 	for name := range amount {
 		if _, has := d.Capacity[name]; !has {
 			return false

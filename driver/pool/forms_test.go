@@ -14,21 +14,21 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // While claims have a device in one form, the pool does not publish the device in another form,
 // because the driver would refuse such allocations. The device stays published in its present form.
 func TestForms(t *testing.T) {
-	has := func(name string, amounts map[string]string) *ledger.Claim {
-		r := ledger.Result{Device: name, Source: "a", Silicon: "a", Whole: true}
+	has := func(name string, amounts map[string]string) *allocation.Claim {
+		r := allocation.Result{Device: name, Source: "a", Silicon: "a", Whole: true}
 		for capacity, amount := range amounts {
 			if r.Consumes == nil {
-				r.Consumes = make(ledger.Amounts)
+				r.Consumes = make(allocation.Amounts)
 			}
 			r.Consumes[resourceapi.QualifiedName(capacity)] = resource.MustParse(amount)
 		}
-		return &ledger.Claim{Namespace: "default", Name: "c", Results: []ledger.Result{r}}
+		return &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{r}}
 	}
 	plain := byMemory("a", 8)
 	plain.Sharing = nil
@@ -42,7 +42,7 @@ func TestForms(t *testing.T) {
 	today, before := features.All(), without("DRAConsumableCapacity")
 	const all = "a b"
 	for name, test := range map[string]struct {
-		claim  *ledger.Claim
+		claim  *allocation.Claim
 		now    rules.Offered
 		server features.Set
 		want   string
@@ -68,7 +68,7 @@ func TestForms(t *testing.T) {
 		"for administration alone": {admin(alone), units, today, all},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.now, {Device: discovery.Device{Name: "b"}}}}, Features: test.server, Claims: []*ledger.Claim{test.claim}}
+			in := Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.now, {Device: discovery.Device{Name: "b"}}}}, Features: test.server, Claims: []*allocation.Claim{test.claim}}
 			pool, problems := BuildPool(in)
 			if got := namesIn(pool); got != test.want {
 				t.Errorf("published %q, want %q", got, test.want)
@@ -88,8 +88,8 @@ func TestForms(t *testing.T) {
 // counters are not published while the scheduler cannot see the consumption of one of them.
 func TestFormsOfOthers(t *testing.T) {
 	kvm := rules.Offered{Device: discovery.Device{Name: "a", Shareable: true}}
-	claim := &ledger.Claim{Results: []ledger.Result{{Device: "a-share-07", Source: "a", Silicon: "a", Whole: true, Shared: true}}}
-	pool, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{kvm}}, Features: features.All(), Claims: []*ledger.Claim{claim}})
+	claim := &allocation.Claim{Results: []allocation.Result{{Device: "a-share-07", Source: "a", Silicon: "a", Whole: true, Shared: true}}}
+	pool, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{kvm}}, Features: features.All(), Claims: []*allocation.Claim{claim}})
 	if got := namesIn(pool); got != "a" {
 		t.Errorf("of an open device there is %q", got)
 	}
@@ -100,15 +100,15 @@ func TestFormsOfOthers(t *testing.T) {
 	part.Sharing = byNumber("a", 4).Sharing
 	devices := []rules.Offered{part, pooltest.PartDevice("gpu", "b", 3), pooltest.PartDevice("other", "c", 3)}
 	claim = hold("a", "gpu", false, part.Takes)
-	pool, _ = BuildPool(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Claims: []*ledger.Claim{claim}})
+	pool, _ = BuildPool(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Claims: []*allocation.Claim{claim}})
 	if got := namesIn(pool); got != "c" {
 		t.Errorf("beside a part in another form there is %q", got)
 	}
 }
 
-func admin(c *ledger.Claim) *ledger.Claim {
+func admin(c *allocation.Claim) *allocation.Claim {
 	now := *c
-	now.Results = append([]ledger.Result{}, c.Results...)
+	now.Results = append([]allocation.Result{}, c.Results...)
 	now.Results[0].Admin = true
 	return &now
 }

@@ -10,11 +10,11 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // takenOf returns the counters consumed by an allocation, and whether all contains them.
-func takenOf(h ledger.Hold, all map[string]resource.Quantity) (map[string]resource.Quantity, bool) {
+func takenOf(h allocation.Hold, all map[string]resource.Quantity) (map[string]resource.Quantity, bool) {
 	if h.Whole {
 		return all, len(all) > 0
 	}
@@ -28,7 +28,7 @@ func takenOf(h ledger.Hold, all map[string]resource.Quantity) (map[string]resour
 
 // counterConsumption returns an allocation's consumption of a counter set, or nil if the allocation
 // has counters of another set.
-func counterConsumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
+func counterConsumption(h allocation.Hold, set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
 	all := make(map[string]resource.Quantity, len(set.Counters))
 	for name, counter := range set.Counters {
 		all[name] = counter.Value
@@ -65,8 +65,8 @@ func (in *input) joinGone() {
 }
 
 // takenByGone returns the allocations of devices missing from the snapshot, by physical device.
-func (in *input) takenByGone() map[string][]ledger.Hold {
-	gone := make(map[string][]ledger.Hold)
+func (in *input) takenByGone() map[string][]allocation.Hold {
+	gone := make(map[string][]allocation.Hold)
 	for name, h := range in.alone {
 		if _, present := in.Snapshot.Lookup(in.held[name]); !present {
 			gone[h.Silicon] = append(gone[h.Silicon], h)
@@ -84,8 +84,8 @@ func (in *input) takenByGone() map[string][]ledger.Hold {
 
 // isUncounted reports whether the scheduler cannot see the competition between a device and the
 // allocated devices in gone.
-func (in *input) isUncounted(d *rules.Offered, gone []ledger.Hold) bool {
-	return slices.ContainsFunc(gone, func(h ledger.Hold) bool {
+func (in *input) isUncounted(d *rules.Offered, gone []allocation.Hold) bool {
+	return slices.ContainsFunc(gone, func(h allocation.Hold) bool {
 		switch {
 		case d.PartOf == nil:
 			return true

@@ -8,7 +8,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 const (
@@ -47,7 +47,7 @@ func TestNoFunctionOfAGroupIsFreeWhileAClaimHasOneFromBefore(t *testing.T) {
 				t.Fatalf("%s: the first function is not allocated", name)
 			}
 			after, problems := BuildPool(Input{
-				Snapshot: &rules.Snapshot{Devices: test.after}, Features: kept, Last: before, Claims: []*ledger.Claim{claim},
+				Snapshot: &rules.Snapshot{Devices: test.after}, Features: kept, Last: before, Claims: []*allocation.Claim{claim},
 			})
 			if got, ok := scheduler.Publish(after).AllocateDevice("vm", resourceapi.ExactDeviceRequest{}); ok != test.free || len(problems) > 0 {
 				t.Errorf("%s, %+v: allocated %t, %v; problems %v; slices %q", name, kept, ok, got, problems, pooltest.SketchPool(after))

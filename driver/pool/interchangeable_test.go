@@ -11,7 +11,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // channels returns n interchangeable devices.
@@ -26,8 +26,8 @@ func channels(n int) (devices []rules.Offered) {
 }
 
 // ofDevice returns the claim of a device that was allocated by a name.
-func ofDevice(device, name string) *ledger.Claim {
-	return &ledger.Claim{Namespace: "default", Name: "c", Results: []ledger.Result{{Device: name, Source: device, Silicon: device, Whole: true}}}
+func ofDevice(device, name string) *allocation.Claim {
+	return &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Device: name, Source: device, Silicon: device, Whole: true}}}
 }
 
 // Interchangeable devices are published as one device with a capacity, unless the server or the
@@ -124,14 +124,14 @@ func TestInterchangeableFunctions(t *testing.T) {
 		"one has another name":    {func(_ *Input, d *rules.Offered) { d.Offers = []discovery.Offer{{Resource: "example.com/net"}} }, joined, 3},
 		"the adapter is withheld": {func(in *Input, _ *rules.Offered) { in.Withheld = map[string]string{"adapter": "moves"} }, "", 0},
 		"the adapter is withheld, one is allocated": {func(in *Input, _ *rules.Offered) {
-			in.Withheld, in.Claims = map[string]string{"adapter": "moves"}, []*ledger.Claim{ofFunction("adapter-vfs")}
+			in.Withheld, in.Claims = map[string]string{"adapter": "moves"}, []*allocation.Claim{ofFunction("adapter-vfs")}
 		}, "", 0},
-		"one is allocated by its own name": {func(in *Input, _ *rules.Offered) { in.Claims = []*ledger.Claim{ofFunction("function-1")} }, joined, 2},
+		"one is allocated by its own name": {func(in *Input, _ *rules.Offered) { in.Claims = []*allocation.Claim{ofFunction("function-1")} }, joined, 2},
 		"one is allocated, then they are published one by one": {func(in *Input, _ *rules.Offered) {
-			in.Claims, in.Snapshot.Attributes = []*ledger.Claim{ofFunction("adapter-vfs")}, []resourceapi.QualifiedName{"vfIndex"}
+			in.Claims, in.Snapshot.Attributes = []*allocation.Claim{ofFunction("adapter-vfs")}, []resourceapi.QualifiedName{"vfIndex"}
 		}, "function-0 function-2", 0},
 		"one is allocated, then they are gone": {func(in *Input, _ *rules.Offered) {
-			in.Claims = []*ledger.Claim{ofFunction("adapter-vfs")}
+			in.Claims = []*allocation.Claim{ofFunction("adapter-vfs")}
 			in.Snapshot.Devices = []rules.Offered{{Device: discovery.Device{Name: "adapter"}}}
 		}, "", 0},
 	} {
@@ -155,8 +155,8 @@ func TestInterchangeableFunctions(t *testing.T) {
 }
 
 // ofFunction returns the claim of the second function, which was allocated by a name.
-func ofFunction(name string) *ledger.Claim {
-	return &ledger.Claim{Namespace: "default", Name: "c", Results: []ledger.Result{{Device: name, Source: "function-1", Silicon: "adapter"}}}
+func ofFunction(name string) *allocation.Claim {
+	return &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Device: name, Source: "function-1", Silicon: "adapter"}}}
 }
 
 var unhealthy = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionUnhealthy}

@@ -11,7 +11,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 const numaNode resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
@@ -114,7 +114,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 
 // A vanished device has no lists if the server no longer keeps lists.
 func TestListsOfTheGone(t *testing.T) {
-	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("a", "a")}, Features: without("DRAListTypeAttributes")}
+	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*allocation.Claim{some("a", "a")}, Features: without("DRAListTypeAttributes")}
 	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		numaNode: {IntValues: []int64{1, 0}}, "kind": {StringValue: new("gpu")},
 	}}})

@@ -18,7 +18,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // profiled is a partition with a profile.
@@ -185,7 +185,7 @@ func TestCompatibilityGroups(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// A vanished, allocated device has the present groups of its physical device.
-	in.Claims = []*ledger.Claim{some("g0-a", "g0-a")}
+	in.Claims = []*allocation.Claim{some("g0-a", "g0-a")}
 	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7)}}
 	for _, in.Features = range []features.Set{features.All(), without("DRADeviceCompatibilityGroups"), without("DRAPartitionableDevicesType")} {
 		in.Last, _ = BuildPool(in)

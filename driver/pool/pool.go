@@ -19,7 +19,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // devicesPerSlice is the limit for slices with taints or counters. The limit applies to all slices,
@@ -30,7 +30,7 @@ const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 type Input struct {
 	Snapshot      *rules.Snapshot
 	Withheld      map[string]string             // by physical device: why no new consumer can allocate it
-	Claims        []*ledger.Claim               // of this boot
+	Claims        []*allocation.Claim           // of this boot
 	Last          resourceslice.Pool            // the pool as last published
 	Features      features.Set                  // of the API server
 	ExcusedHealth map[string]bool               // devices whose Unknown health is not published
@@ -45,7 +45,7 @@ type Input struct {
 func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
 		Input: given, last: contentOf(given.Last), near: newNeighbourhood(rules.PlainDevices(given.Snapshot.Devices)),
-		held: make(map[string]string), alone: make(map[string]ledger.Hold), owned: make(map[string][]owned), chosen: make(map[string][]ledger.Hold),
+		held: make(map[string]string), alone: make(map[string]allocation.Hold), owned: make(map[string][]owned), chosen: make(map[string][]allocation.Hold),
 	}
 	for _, c := range given.Claims {
 		for i := range c.Results {
@@ -75,12 +75,12 @@ func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 // input is an Input with indexes.
 type input struct {
 	Input
-	held  map[string]string      // allocated names to names in the snapshot, without common names
-	alone map[string]ledger.Hold // exclusive allocations, by allocated name, without common names
-	owned map[string][]owned     // allocations of devices without unlimited sharing, by name in the snapshot
+	held  map[string]string          // allocated names to names in the snapshot, without common names
+	alone map[string]allocation.Hold // exclusive allocations, by allocated name, without common names
+	owned map[string][]owned         // allocations of devices without unlimited sharing, by name in the snapshot
 
-	chosen map[string][]ledger.Hold  // allocations by a common name, by that name
-	joined map[string]*rules.Offered // the first of the devices that are published as one, by their common name
+	chosen map[string][]allocation.Hold // allocations by a common name, by that name
+	joined map[string]*rules.Offered    // the first of the devices that are published as one, by their common name
 
 	last content
 	near *neighbourhood

@@ -18,20 +18,20 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // without returns the features of a server that lacks the named ones.
 func without(names ...string) features.Set { return features.All().WithoutFeatures(names...) }
 
 // hold is a claim with an exclusive allocation.
-func hold(name, silicon string, whole bool, takes map[string]resource.Quantity) *ledger.Claim {
-	return &ledger.Claim{Results: []ledger.Result{{Device: name, Source: name, Silicon: silicon, Whole: whole, Takes: takes}}}
+func hold(name, silicon string, whole bool, takes map[string]resource.Quantity) *allocation.Claim {
+	return &allocation.Claim{Results: []allocation.Result{{Device: name, Source: name, Silicon: silicon, Whole: whole, Takes: takes}}}
 }
 
 // some is a claim with a shared device.
-func some(name, device string) *ledger.Claim {
-	return &ledger.Claim{Results: []ledger.Result{{Device: name, Source: device, Shared: true}}}
+func some(name, device string) *allocation.Claim {
+	return &allocation.Claim{Results: []allocation.Result{{Device: name, Source: device, Shared: true}}}
 }
 
 // published is a pool of one slice.
@@ -55,7 +55,7 @@ func TestDriverResources(t *testing.T) {
 	tests := map[string]struct {
 		devices  []rules.Offered
 		withheld map[string]string
-		holds    []*ledger.Claim
+		holds    []*allocation.Claim
 		last     resourceslice.Pool
 		excused  map[string]bool
 		dropped  []string // by the server
@@ -90,7 +90,7 @@ func TestDriverResources(t *testing.T) {
 				{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "kvm", Shareable: true, Health: unhealthy}},
 				pooltest.PartDevice("g0", "g0", 7), sick(pooltest.PartDevice("g0", "g0-a", 3)),
 			},
-			holds:   []*ledger.Claim{hold("a", "a", true, nil), hold("g0-a", "g0", true, nil), some("kvm", "kvm")},
+			holds:   []*allocation.Claim{hold("a", "a", true, nil), hold("g0-a", "g0", true, nil), some("kvm", "kvm")},
 			dropped: []string{"DRADeviceTaints"},
 			want:    []string{"set:g0", "a g0<g0 g0-a<g0"},
 		},
@@ -115,7 +115,7 @@ func TestDriverResources(t *testing.T) {
 		},
 		"without counters what is held stays": {
 			devices: []rules.Offered{pooltest.PartDevice("g0", "g0-a", 7), pooltest.PartDevice("g0", "g0-b", 3), pooltest.PartDevice("g0", "g0-c", 3)},
-			holds:   []*ledger.Claim{some("g0-c", "g0-c")}, dropped: []string{"DRAPartitionableDevices"},
+			holds:   []*allocation.Claim{some("g0-c", "g0-c")}, dropped: []string{"DRAPartitionableDevices"},
 			want: []string{"g0-b g0-c"},
 		},
 		"without counters what can be used comes before what cannot": {
@@ -130,30 +130,30 @@ func TestDriverResources(t *testing.T) {
 		},
 		"gone but held, of silicon that is another now": {
 			devices: []rules.Offered{pooltest.PartDevice("g0", "g0-b", 1)},
-			holds:   []*ledger.Claim{some("g0-a", "g0-a")},
+			holds:   []*allocation.Claim{some("g0-a", "g0-a")},
 			last: published([]resourceapi.Device{{Name: "g0-a", ConsumesCounters: []resourceapi.DeviceCounterConsumption{
 				{CounterSet: "g0", Counters: toCounters(pooltest.Quantities("engines", 1))}}}}),
 			want: []string{"set:g0", "g0-a!gone:NoSchedule g0-b<g0"},
 		},
 		"a part is gone but held, and the whole is one device now": {
 			devices: []rules.Offered{{Device: discovery.Device{Name: "g0"}}, {Device: discovery.Device{Name: "g1"}}},
-			holds:   []*ledger.Claim{hold("g0-a", "g0", true, nil), some("g1-a", "g1-a")},
+			holds:   []*allocation.Claim{hold("g0-a", "g0", true, nil), some("g1-a", "g1-a")},
 			want:    []string{"g0-a!gone:NoSchedule g1 g1-a!gone:NoSchedule"},
 		},
 		"a part that takes of nothing is gone but held": {
 			devices: []rules.Offered{{Device: discovery.Device{Name: "pf-vf-1", PartOf: &discovery.Silicon{Name: "pf"}}}, {Device: discovery.Device{Name: "pf2"}}},
-			holds:   []*ledger.Claim{hold("pf-vf-0", "pf", false, nil), hold("pf2-vf-0", "pf2", false, nil)},
+			holds:   []*allocation.Claim{hold("pf-vf-0", "pf", false, nil), hold("pf2-vf-0", "pf2", false, nil)},
 			want:    []string{"pf-vf-0!gone:NoSchedule pf-vf-1 pf2-vf-0!gone:NoSchedule"},
 		},
 		"a part is gone but held, without counters": {
 			devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-b", 1), pooltest.PartDevice("g0", "g0-c", 1)},
-			holds:   []*ledger.Claim{hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g0-c", "g0", false, pooltest.Quantities("slices", 1))},
+			holds:   []*allocation.Claim{hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g0-c", "g0", false, pooltest.Quantities("slices", 1))},
 			dropped: []string{"DRAPartitionableDevices"},
 			want:    []string{"g0-a!gone:NoSchedule g0-c"},
 		},
 		"a part is gone but held, after a restart": {
 			devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g1", "g1", 7), pooltest.PartDevice("g2", "g2", 7)},
-			holds: []*ledger.Claim{
+			holds: []*allocation.Claim{
 				hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g1-a", "g1", true, nil),
 				hold("g2-a", "g2", false, pooltest.Quantities("engines", 1)), // g2 no longer has this counter
 			},
@@ -161,14 +161,14 @@ func TestDriverResources(t *testing.T) {
 		},
 		"gone but held, without taints": {
 			devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7)},
-			holds:   []*ledger.Claim{hold("a", "a", true, nil), hold("g0-a", "g0", false, pooltest.Quantities("slices", 3)), some("g0-b", "g0-b")},
+			holds:   []*allocation.Claim{hold("a", "a", true, nil), hold("g0-a", "g0", false, pooltest.Quantities("slices", 3)), some("g0-b", "g0-b")},
 			last:    published([]resourceapi.Device{{Name: "a"}, {Name: "g0-a", ConsumesCounters: taking3}, {Name: "g0-b", ConsumesCounters: taking3}}),
 			dropped: []string{"DRADeviceTaints"},
 			want:    []string{"set:g0", "g0<g0 g0-a<g0"},
 		},
 		"gone but held": {
 			devices: []rules.Offered{{Device: discovery.Device{Name: "b"}}},
-			holds:   []*ledger.Claim{some("a", "a"), some("g0-a", "g0-a"), some("z", "z")},
+			holds:   []*allocation.Claim{some("a", "a"), some("g0-a", "g0-a"), some("z", "z")},
 			last: published([]resourceapi.Device{
 				{Name: "a", Taints: []resourceapi.DeviceTaint{{Key: "chandler.dev/unhealthy", Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
 				{Name: "c"},
@@ -203,7 +203,7 @@ func TestGoneSince(t *testing.T) {
 	gone.Since = metav1.Unix(7, 0)
 	got, _ := BuildPool(Input{
 		Snapshot: &rules.Snapshot{Gone: map[string]discovery.Health{"a": gone, "nobody-has": gone}}, Features: features.All(),
-		Claims: []*ledger.Claim{some("a-share-0", "a"), some("b", "b")}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
+		Claims: []*allocation.Claim{some("a-share-0", "a"), some("b", "b")}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 	})
 	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, pooltest.SketchPool(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -365,7 +365,7 @@ func TestOverhead(t *testing.T) {
 		})
 	}
 	// A vanished device keeps its overhead, unless the server no longer keeps overhead.
-	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("alone", "alone")}}
+	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*allocation.Claim{some("alone", "alone")}}
 	in.Last = published([]resourceapi.Device{{Name: "alone", NodeAllocatableResources: want}})
 	for _, in.Features = range []features.Set{features.All(), without("DRANodeAllocatableResources")} {
 		resources, _ := BuildPool(in)
@@ -412,8 +412,8 @@ func TestNeighboursFollowEachOther(t *testing.T) {
 	if got := names(Input{Snapshot: &rules.Snapshot{Devices: devices}}); got != "g0 g2 g1 g3 a0 a1" {
 		t.Errorf("the devices are in the order %s", got)
 	}
-	holds := &ledger.Claim{UID: "c", Results: []ledger.Result{{Device: "g2", Source: "g2", Silicon: "g2", Whole: true}}}
-	if got := names(Input{Snapshot: &rules.Snapshot{Devices: slices.Delete(slices.Clone(devices), 4, 5)}, Claims: []*ledger.Claim{holds}}); got != "g0 g1 g2 g3 a0 a1" {
+	holds := &allocation.Claim{UID: "c", Results: []allocation.Result{{Device: "g2", Source: "g2", Silicon: "g2", Whole: true}}}
+	if got := names(Input{Snapshot: &rules.Snapshot{Devices: slices.Delete(slices.Clone(devices), 4, 5)}, Claims: []*allocation.Claim{holds}}); got != "g0 g1 g2 g3 a0 a1" {
 		t.Errorf("with one gone they are in the order %s", got)
 	}
 }

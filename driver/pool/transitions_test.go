@@ -21,7 +21,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // sliceServer stores ResourceSlices and calls written after each write.
@@ -110,7 +110,7 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 		without("DRAPartitionableDevices", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"),
 	}
 	in := Input{
-		Claims:     []*ledger.Claim{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // in the snapshot or gone
+		Claims:     []*allocation.Claim{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // in the snapshot or gone
 		GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 	}
 	for range 12 {

@@ -10,6 +10,7 @@ import (
 
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/provision"
 )
 
@@ -24,7 +25,7 @@ type Host struct {
 }
 
 // Stock returns the ledger's view of the devices of the host, which is empty.
-func Stock() ledger.Stock { return &ledger.Present{} }
+func Stock() exclusion.Stock { return &exclusion.Present{} }
 
 // Open opens the host. After the given number of writes, the next write prints "dies" instead and
 // ends the program with status 9. If the number is negative, all writes succeed.

@@ -26,6 +26,7 @@ import (
 	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/passthrough"
 	"chandler.dev/internal/passthrough/passthroughtest"
 	"chandler.dev/internal/provision"
@@ -250,7 +251,7 @@ func newManager(t *testing.T, k *passthroughtest.Kernel) (*passthrough.Manager, 
 	}
 	client := NewClient(socketDir(k.Dir), nil)
 	m := passthrough.New(passthrough.Config{
-		Host: host, Journal: journal.Config{Dir: t.TempDir(), Boot: "1"}, Ledger: l, Stock: func() ledger.Stock { return &ledger.Present{} },
+		Host: host, Journal: journal.Config{Dir: t.TempDir(), Boot: "1"}, Ledger: l, Stock: func() exclusion.Stock { return &exclusion.Present{} },
 		Write: func(name, value string) error {
 			return client.Write("test", discovery.FunctionKey(host, source), name, value)
 		},

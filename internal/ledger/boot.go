@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // sayBoot writes the present boot to the file boot. While the file has another boot, unreadable
@@ -13,13 +15,13 @@ func (l *Ledger) sayBoot() error {
 	l.mu.Lock()
 	booted := l.bootRecorded
 	l.mu.Unlock()
-	if _, err := l.files.synced.Lstat(l.files.path(bootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
+	if _, err := l.files.Synced.Lstat(l.files.Path(allocation.BootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err := l.dropPast(true); err != nil {
 		return err
 	}
-	if err := l.files.writeSynced(bootFile, l.bootText()); err != nil {
+	if err := l.files.WriteSynced(allocation.BootFile, l.bootText()); err != nil {
 		return fmt.Errorf("write down the boot: %w", err)
 	}
 	l.mu.Lock()
@@ -35,16 +37,16 @@ func (l *Ledger) dropPast(all bool) error {
 	accounts := l.accounts.sorted()
 	l.mu.Unlock()
 	for _, a := range accounts {
-		s, sealed := a.entry.(*Sealed)
-		if !sealed || a.state != Ended || s.unread && !all {
+		s, sealed := a.Entry.(*allocation.Sealed)
+		if !sealed || a.State != allocation.Ended || s.Unread && !all {
 			continue
 		}
-		files, err := l.files.asideOf(s.UID)
-		if now := l.accountOf(string(s.UID)); now == nil || now.state == Reserved {
-			files = append(files, l.files.claimFile(s.UID))
+		files, err := l.files.AsideFiles(s.UID)
+		if now := l.accountOf(string(s.UID)); now == nil || now.State == allocation.Reserved {
+			files = append(files, l.files.ClaimFile(s.UID))
 		}
 		for _, file := range files {
-			err = errors.Join(err, l.files.claims.Remove(file))
+			err = errors.Join(err, l.files.Claims.Remove(file))
 		}
 		if err != nil {
 			return fmt.Errorf("remove what an earlier boot left of claim %s: %w", s.UID, err)

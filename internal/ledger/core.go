@@ -9,12 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // core is the part of a ledger that its claims, grants and leases share.
 type core struct {
 	config       Config
-	files        files
+	files        allocation.Files
 	outputs      outputs
 	openedSignal chan struct{} // closed by Open
 	changed      chan struct{} // holds a value when Run must reconcile; every change may send, Run receives
@@ -22,14 +24,14 @@ type core struct {
 
 	mu           sync.Mutex // guards the fields below, and is never held during I/O
 	accounts     accounts
-	replaced     map[string][]Entry // by key, entries whose outputs the present entry replaces
+	replaced     map[string][]allocation.Entry // by key, entries whose outputs the present entry replaces
 	listing      listingState
 	endTimes     map[string]time.Time // when claims have ended, by key
 	grantsUnread bool                 // the file of grants may hold grants that the accounts lack
 	recordsLost  bool                 // records of claims were lost in this boot
 }
 
-func (c *core) accountOf(key string) *account {
+func (c *core) accountOf(key string) *exclusion.Account {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.accounts.byKey[key]
@@ -45,13 +47,13 @@ func (c *core) isOpen() bool {
 }
 
 // otherEntries returns the entries whose outputs must stay, except the entries with the given keys.
-func (c *core) otherEntries(without []string) []Entry {
+func (c *core) otherEntries(without []string) []allocation.Entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	entries := make([]Entry, 0, len(c.accounts.byKey))
+	entries := make([]allocation.Entry, 0, len(c.accounts.byKey))
 	for key, a := range c.accounts.byKey {
-		if a.state != Ended && !slices.Contains(without, key) && (a.state != Ending || a.entry.API() == discovery.ModeDevicePlugin) {
-			entries = append(entries, a.entry)
+		if a.State != allocation.Ended && !slices.Contains(without, key) && (a.State != allocation.Ending || a.Entry.API() == discovery.ModeDevicePlugin) {
+			entries = append(entries, a.Entry)
 		}
 	}
 	return entries
@@ -60,22 +62,23 @@ func (c *core) otherEntries(without []string) []Entry {
 // lockFiles excludes other writers of files of the host, if one of the entries has such files. When
 // two entries that share a file end at once, the second one sees that the first is gone. A file is
 // not written while another call regards it as unused.
-func (c *core) lockFiles(entries ...Entry) (done func()) {
-	if !slices.ContainsFunc(entries, func(e Entry) bool { return len(e.Files()) > 0 }) {
+func (c *core) lockFiles(entries ...allocation.Entry) (done func()) {
+	if !slices.ContainsFunc(entries, func(e allocation.Entry) bool { return len(e.Files()) > 0 }) {
 		return func() {}
 	}
 	return c.filing.takeTurn()
 }
 
-// mayHave returns [*Blocked] for new claims while the devices of containers are not known yet.
-func (c *core) mayHave(q query) *Blocked {
+// mayHave returns [*exclusion.Blocked] for new claims while the devices of containers are not known
+// yet.
+func (c *core) mayHave(q exclusion.Query) *exclusion.Blocked {
 	why := c.unknownOwnerReason()
-	if why == "" || q.api != discovery.ModeDRA {
+	if why == "" || q.API != discovery.ModeDRA {
 		return nil
 	}
-	for i := range q.wanted {
-		if h := complete(q.wanted[i], q.stock); !h.Open {
-			return &Blocked{Device: h.Device, ownerText: why}
+	for i := range q.Wanted {
+		if h := exclusion.Complete(q.Wanted[i], q.Stock); !h.Open {
+			return &exclusion.Blocked{Device: h.Device, OwnerText: why}
 		}
 	}
 	return nil
@@ -86,16 +89,16 @@ func (c *core) mayHave(q query) *Blocked {
 func (c *core) unknownOwnerReason() string {
 	switch {
 	case c.grantsUnread:
-		return fmt.Sprintf("a container perhaps: %s, which lists the devices of containers, cannot be read", c.files.path(grantsFile))
+		return fmt.Sprintf("a container perhaps: %s, which lists the devices of containers, cannot be read", c.files.Path(allocation.GrantsFile))
 	case c.config.Listings && !c.listing.whole:
 		return unlistedFor
 	}
 	return ""
 }
 
-// mayOpen returns [*Blocked] if a process has one of the devices open and the device can be opened
-// by only one process at a time. The caller has reserved the devices.
-func (c *core) mayOpen(holds []Hold, own []types.UID, s Stock) error {
+// mayOpen returns [*exclusion.Blocked] if a process has one of the devices open and the device can
+// be opened by only one process at a time. The caller has reserved the devices.
+func (c *core) mayOpen(holds []allocation.Hold, own []types.UID, s exclusion.Stock) error {
 	if c.config.OpenBy == nil {
 		return nil
 	}
@@ -107,7 +110,7 @@ func (c *core) mayOpen(holds []Hold, own []types.UID, s Stock) error {
 		}
 		asked[h.Device] = true
 		if who := c.config.OpenBy(&d.Device, own); who != "" {
-			return &Blocked{Device: h.Device, OwnedDevice: h.Device, Reclaiming: true, ownerText: who}
+			return &exclusion.Blocked{Device: h.Device, OwnedDevice: h.Device, Reclaiming: true, OwnerText: who}
 		}
 	}
 	return nil
@@ -118,12 +121,12 @@ func (c *core) writeOutputs(key string) error {
 	c.mu.Lock()
 	a, replaced := c.accounts.byKey[key], c.replaced[key]
 	c.mu.Unlock()
-	if a == nil || a.state != Allocated {
+	if a == nil || a.State != allocation.Allocated {
 		return nil
 	}
-	defer c.lockFiles(append(slices.Clone(replaced), a.entry)...)()
+	defer c.lockFiles(append(slices.Clone(replaced), a.Entry)...)()
 	for _, o := range c.outputs {
-		if err := o.Write(a.entry); err != nil {
+		if err := o.Write(a.Entry); err != nil {
 			return err
 		}
 	}

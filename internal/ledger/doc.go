@@ -3,9 +3,12 @@
 // keeps the files that belong to an allocation up to date. The package has no vendor-specific code
 // and calls no API.
 //
-// An [Entry] is an allocation: a [Claim] through DRA, a [Grant] for one ID of the device plugin
-// API, or a lease for a change of a device by the agent.
-// The methods for each kind have a type of their own: [Ledger] for claims, [Grants] and [Leases]. They
+// The package allocation has the data of an allocation and its files, and the package exclusion has
+// the rule which allocation excludes which. This package has the states of allocations.
+//
+// An [allocation.Entry] is an allocation: a [allocation.Claim] through DRA, a [allocation.Grant]
+// for one ID of the device plugin API, or a lease for a change of a device by the agent. The
+// methods for each kind have a type of their own: [Ledger] for claims, [Grants] and [Leases]. They
 // share one mutex and one set of accounts.
 //
 // # Rules
@@ -14,17 +17,8 @@
 // and [Grants.AllocateIDs] decide for both APIs under this mutex, so neither API has to call the
 // other. Claims and grants have calls of their own, since all grants are in one file.
 //
-// One rule: the check that returns [Blocked] alone decides which entry excludes which other: for
-// Prepare, Allocate, lists, moves between the APIs and changes of devices. Claims and grants are
-// compared by the recorded physical device and by the present one, since PCI functions become one
-// physical device, or separate ones, while pods have them.
-//
-//   - Entries of two APIs never have the same physical device, unless sharing is unlimited.
-//   - A hold on the whole physical device excludes all other consumers.
-//   - Partitions are allocated together as far as their counters suffice, and shares of one form
-//     as far as the capacity suffices.
-//   - An entry also excludes other consumers from any device that now has one of the device nodes
-//     of the entry.
+// One rule: the check that returns [exclusion.Blocked] alone decides which entry excludes which
+// other: for Prepare, Allocate, lists, moves between the APIs and changes of devices.
 //
 // Nothing is undone: a claim keeps the state that it has reached, and the next call continues from
 // there. A grant whose file cannot be written ends, since the kubelet never repeats Allocate.
@@ -34,19 +28,19 @@
 // Each state lists its meaning; whether it excludes other consumers; the state after a crash of the
 // agent; and the state after a disk error.
 //
-//   - [Reserved]: the file is being written. Excludes others. After a crash: the previous state,
+//   - Reserved: the file is being written. Excludes others. After a crash: the previous state,
 //     or the new one if the file is complete. After a disk error: the state in the file, which is
 //     read again.
-//   - [Uncertain]: the file could be neither written nor read. Excludes others. After a crash: the
+//   - Uncertain: the file could be neither written nor read. Excludes others. After a crash: the
 //     state in the file. After a disk error: the file is read again before any other step.
-//   - [Configuring]: the devices of a claim are being changed. Excludes others. After a crash:
+//   - Configuring: the devices of a claim are being changed. Excludes others. After a crash:
 //     Configuring. After a disk error: unchanged; the next Prepare continues.
-//   - [Allocated]: a container has the device, or may start with it. Excludes others. After a
+//   - Allocated: a container has the device, or may start with it. Excludes others. After a
 //     crash: Allocated, and the outputs are written again. After a disk error: unchanged; the
 //     outputs are tried again.
-//   - [Ending]: the outputs are being removed. Excludes others. After a crash: Allocated. After a
+//   - Ending: the outputs are being removed. Excludes others. After a crash: Allocated. After a
 //     disk error: a claim becomes Allocated again, a grant stays Ending; both are tried again.
-//   - [Ended]: a claim of an earlier boot. Excludes no consumer, and stays Ended after a crash or a
+//   - Ended: a claim of an earlier boot. Excludes no consumer, and stays Ended after a crash or a
 //     disk error.
 //   - Sealed: the file cannot be interpreted. The devices that the file names are excluded. The
 //     entry stays sealed after a crash or a disk error.
@@ -105,8 +99,8 @@
 // reset.
 //
 // [Leases.KeepDevice], [KeptDevice] and [Leases.IsTaken] serve one kind of lease, for a consumer
-// that has ended: KeepDevice begins the lease, and IsTaken applies the rule of [Blocked] to find
-// out whether another consumer has the device by now.
+// that has ended: KeepDevice begins the lease, and IsTaken applies the rule of [exclusion.Blocked]
+// to find out whether another consumer has the device by now.
 //
 // # Start
 //
@@ -177,10 +171,10 @@
 //     holds is not synchronised".
 //   - The new names of both files: a content may exist without its new name. Break "a new name of
 //     a file is not synchronised".
-//   - Files of claims with chosen devices ([Result.IsChosen]): after a reboot, a kubelet up to 1.36
-//     adds the CDI devices of the next answer to those that it has recorded (addDevice in
-//     pkg/kubelet/cm/dra/claiminfo.go, read in 1.31; in 1.37, resetDevices precedes it), so the claim
-//     must get the same devices. TestChosenDevicesAreSynchronised.
+//   - Files of claims with chosen devices ([allocation.Result.IsChosen]): after a reboot, a kubelet
+//     up to 1.36 adds the CDI devices of the next answer to those that it has recorded (addDevice
+//     in pkg/kubelet/cm/dra/claiminfo.go, read in 1.31; in 1.37, resetDevices precedes it), so the
+//     claim must get the same devices. TestChosenDevicesAreSynchronised.
 //   - The names of their directories, at the start of an agent and after a removal of the
 //     directories: without its directory a file is lost. Break "names of directories are not
 //     synchronised", and TestDirectoriesAreSynchronised.
@@ -231,13 +225,4 @@
 // container of a replaced plugin that had the whole device. Only IDs with a [discovery.Dialect]
 // with a Stem are affected: "card1-0" is the ID of a whole Intel GPU without sharing, and of its
 // first share with sharing.
-//
-// # Versions
-//
-// A claim's file outlives the agent that wrote it, and an older agent may follow a newer one. The
-// file contains the version of the agent that wrote it, and readableBy, the oldest version that may
-// use the file. An agent that may use a file respects its content and keeps unknown fields. Any
-// other file, like a damaged one, is sealed: the file is set aside, and its devices are excluded
-// until the claim is unprepared. The tests' testdata contains the files of each version, which all
-// later versions read.
 package ledger

@@ -9,25 +9,27 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
-// Grants are the allocations of a ledger by the device plugin API, and the containers that PodResources
-// lists with them.
+// Grants are the allocations of a ledger by the device plugin API, and the containers that
+// PodResources lists with them.
 type Grants struct {
 	*core
 
 	saving turn // serializes reads and writes of the file of grants, so that the last write is the newest
 
 	// The mutex guards the following fields.
-	unsaved   bool    // the file of grants differs from the accounts
-	unremoved []Entry // ended entries whose outputs could not be removed
+	unsaved   bool               // the file of grants differs from the accounts
+	unremoved []allocation.Entry // ended entries whose outputs could not be removed
 }
 
-// AllocateIDs gives containers IDs, all or none, or returns [*Blocked] or a disk error. The grants
-// are on disk, and their files of the host are written, before AllocateIDs returns. A newer grant of
-// an ID replaces the older one. While the file of grants cannot be read, no grant can be added to
-// the file, so containers get no IDs.
-func (gs *Grants) AllocateIDs(s Stock, grants []*Grant) error {
+// AllocateIDs gives containers IDs, all or none, or returns [*exclusion.Blocked] or a disk error.
+// The grants are on disk, and their files of the host are written, before AllocateIDs returns. A
+// newer grant of an ID replaces the older one. While the file of grants cannot be read, no grant
+// can be added to the file, so containers get no IDs.
+func (gs *Grants) AllocateIDs(s exclusion.Stock, grants []*allocation.Grant) error {
 	if err := gs.read(); err != nil {
 		return err
 	}
@@ -38,7 +40,7 @@ func (gs *Grants) AllocateIDs(s Stock, grants []*Grant) error {
 	if err != nil {
 		return err
 	}
-	var holds []Hold
+	var holds []allocation.Hold
 	for _, g := range grants {
 		holds = append(holds, g.Holds()...)
 	}
@@ -55,8 +57,8 @@ func (gs *Grants) AllocateIDs(s Stock, grants []*Grant) error {
 	}
 	gs.mu.Lock()
 	for _, g := range grants {
-		if a := gs.accounts.byKey[g.Key()]; a != nil && a.entry == Entry(g) {
-			gs.accounts.put(newAccount(g, Allocated))
+		if a := gs.accounts.byKey[g.Key()]; a != nil && a.Entry == allocation.Entry(g) {
+			gs.accounts.put(exclusion.NewAccount(g, allocation.Allocated))
 		}
 	}
 	gs.mu.Unlock()
@@ -69,7 +71,7 @@ func (gs *Grants) AllocateIDs(s Stock, grants []*Grant) error {
 	return nil
 }
 
-func entriesOf(grants []*Grant) (entries []Entry) {
+func entriesOf(grants []*allocation.Grant) (entries []allocation.Entry) {
 	for _, g := range grants {
 		entries = append(entries, g)
 	}
@@ -77,38 +79,38 @@ func entriesOf(grants []*Grant) (entries []Entry) {
 }
 
 // reserve enters grants unless one is blocked.
-func (gs *Grants) reserve(s Stock, grants []*Grant) (before []*account, err error) {
+func (gs *Grants) reserve(s exclusion.Stock, grants []*allocation.Grant) (before []*exclusion.Account, err error) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	before = make([]*account, len(grants))
-	blocked := func(g *Grant) *Blocked {
-		return gs.accounts.index.findBlocked(query{api: discovery.ModeDevicePlugin, owner: g.Owner(), ownKey: g.Key(), sameContainer: g.With, wanted: g.Holds(), stock: s})
+	before = make([]*exclusion.Account, len(grants))
+	blocked := func(g *allocation.Grant) *exclusion.Blocked {
+		return gs.accounts.index.FindBlocked(exclusion.Query{API: discovery.ModeDevicePlugin, Owner: g.Owner(), OwnKey: g.Key(), SameContainer: g.With, Wanted: g.Holds(), Stock: s})
 	}
-	shares := make(map[string]*Grant) // the last grant of each device
+	shares := make(map[string]*allocation.Grant) // the last grant of each device
 	for i, g := range grants {
 		key := g.Key()
 		before[i] = gs.accounts.byKey[key]
-		var b *Blocked
-		if shares[g.shareKey()] == nil {
+		var b *exclusion.Blocked
+		if shares[shareKey(g)] == nil {
 			b = blocked(g)
 		}
-		if a := before[i]; b == nil && a != nil && a.entry.(*Grant).isLost {
-			b = &Blocked{Device: g.ID, Owner: a.entry.Owner(), ForgottenByKubelet: true, ownerText: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
+		if a := before[i]; b == nil && a != nil && a.Entry.(*allocation.Grant).IsLost {
+			b = &exclusion.Blocked{Device: g.ID, Owner: a.Entry.Owner(), ForgottenByKubelet: true, OwnerText: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.Entry.Owner())}
 		}
 		if b != nil {
 			gs.unreserve(grants[:i], before)
 			return nil, b
 		}
-		a := newAccount(g, Reserved)
+		a := exclusion.NewAccount(g, allocation.Reserved)
 		if before[i] != nil {
-			earlier := before[i].entry.(*Grant)
+			earlier := before[i].Entry.(*allocation.Grant)
 			g.Until = laterOf(earlier.Until, time.Now().Add(gs.config.gracePeriod(earlier.Container)))
 			g.Earlier = slices.DeleteFunc(append(slices.Clone(earlier.Earlier), earlier.Container), func(name string) bool { return name == "" })
 			gs.replaced[key] = append(gs.replaced[key], earlier)
 		}
 		gs.accounts.put(a)
 		if !g.Exclusive {
-			shares[g.shareKey()] = g
+			shares[shareKey(g)] = g
 		}
 	}
 	for _, g := range shares {
@@ -121,7 +123,7 @@ func (gs *Grants) reserve(s Stock, grants []*Grant) (before []*account, err erro
 }
 
 // unreserve reverts [Grants.reserve].
-func (gs *Grants) unreserve(grants []*Grant, before []*account) {
+func (gs *Grants) unreserve(grants []*allocation.Grant, before []*exclusion.Account) {
 	for i, g := range slices.Backward(grants) {
 		gs.accounts.putBack(g.Key(), before[i])
 		delete(gs.replaced, g.Key())
@@ -131,7 +133,7 @@ func (gs *Grants) unreserve(grants []*Grant, before []*account) {
 // shareKey identifies the device and the form of a shared grant; "" for an exclusive grant. Shares
 // of the same device do not exclude each other as long as the device has enough, so among thousands
 // of shares only the first and the last one are checked.
-func (g *Grant) shareKey() string {
+func shareKey(g *allocation.Grant) string {
 	if g.Exclusive {
 		return ""
 	}
@@ -139,11 +141,11 @@ func (g *Grant) shareKey() string {
 }
 
 // restore reverts grants and schedules a write of the file of grants.
-func (gs *Grants) restore(grants []*Grant, before []*account) {
+func (gs *Grants) restore(grants []*allocation.Grant, before []*exclusion.Account) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	for i, g := range slices.Backward(grants) {
-		if a := gs.accounts.byKey[g.Key()]; a != nil && a.entry == Entry(g) {
+		if a := gs.accounts.byKey[g.Key()]; a != nil && a.Entry == allocation.Entry(g) {
 			gs.accounts.restore(g.Key(), before[i])
 		}
 		delete(gs.replaced, g.Key())
@@ -153,12 +155,12 @@ func (gs *Grants) restore(grants []*Grant, before []*account) {
 }
 
 // EndGrants ends grants, except those that were given again or confirmed meanwhile.
-func (gs *Grants) EndGrants(grants []*Grant) error {
-	var ended []Entry
+func (gs *Grants) EndGrants(grants []*allocation.Grant) error {
+	var ended []allocation.Entry
 	gs.mu.Lock()
 	for _, g := range grants {
-		if a := gs.accounts.byKey[g.Key()]; a != nil && a.entry == Entry(g) {
-			gs.accounts.put(newAccount(g, Ending)) // until its outputs are removed
+		if a := gs.accounts.byKey[g.Key()]; a != nil && a.Entry == allocation.Entry(g) {
+			gs.accounts.put(exclusion.NewAccount(g, allocation.Ending)) // until its outputs are removed
 			ended = append(ended, g)
 		}
 	}
@@ -173,7 +175,7 @@ func (gs *Grants) EndGrants(grants []*Grant) error {
 // endReplaced removes the outputs of ended and replaced entries, except outputs that other entries
 // share. A grant leaves the ledger after its outputs, so that a device which an output withholds is
 // never free between the two. The file of grants is written last.
-func (gs *Grants) endReplaced(entries []Entry) error {
+func (gs *Grants) endReplaced(entries []allocation.Entry) error {
 	defer gs.lockFiles(entries...)()
 	var errs []error
 	others := gs.otherEntries(gs.keysOf(entries))
@@ -188,7 +190,7 @@ func (gs *Grants) endReplaced(entries []Entry) error {
 			continue
 		}
 		gs.mu.Lock()
-		if a := gs.accounts.byKey[e.Key()]; a != nil && a.entry == e {
+		if a := gs.accounts.byKey[e.Key()]; a != nil && a.Entry == e {
 			gs.accounts.drop(e.Key())
 		}
 		gs.mu.Unlock()
@@ -197,11 +199,11 @@ func (gs *Grants) endReplaced(entries []Entry) error {
 }
 
 // keysOf returns the keys of the entries that are still in the ledger.
-func (gs *Grants) keysOf(entries []Entry) (keys []string) {
+func (gs *Grants) keysOf(entries []allocation.Entry) (keys []string) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	for _, e := range entries {
-		if a := gs.accounts.byKey[e.Key()]; a != nil && a.entry == e {
+		if a := gs.accounts.byKey[e.Key()]; a != nil && a.Entry == e {
 			keys = append(keys, e.Key())
 		}
 	}
@@ -218,9 +220,9 @@ func (gs *Grants) save() error {
 	if unread {
 		return nil
 	}
-	data, err := encodeGrants(grants)
+	data, err := allocation.EncodeGrants(grants)
 	if err == nil {
-		err = gs.files.writeSynced(grantsFile, data)
+		err = gs.files.WriteSynced(allocation.GrantsFile, data)
 	}
 	if err != nil {
 		gs.mu.Lock()
@@ -232,14 +234,14 @@ func (gs *Grants) save() error {
 }
 
 // sorted returns the grants for the file, by resource and ID.
-func (gs *Grants) sorted() []*Grant {
-	grants := make([]*Grant, 0)
+func (gs *Grants) sorted() []*allocation.Grant {
+	grants := make([]*allocation.Grant, 0)
 	for _, a := range gs.accounts.byKey {
-		if g, ok := a.entry.(*Grant); ok && gs.listing.foreign[g.Key()] == nil {
+		if g, ok := a.Entry.(*allocation.Grant); ok && gs.listing.foreign[g.Key()] == nil {
 			grants = append(grants, g)
 		}
 	}
-	slices.SortFunc(grants, func(a, b *Grant) int { return strings.Compare(a.Key(), b.Key()) })
+	slices.SortFunc(grants, func(a, b *allocation.Grant) int { return strings.Compare(a.Key(), b.Key()) })
 	return grants
 }
 
@@ -254,19 +256,19 @@ func (gs *Grants) read() error {
 	if !unread {
 		return nil
 	}
-	data, err := gs.files.read(grantsFile)
+	data, err := gs.files.Read(allocation.GrantsFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read grants: %w; they are read again, and until then no container and no new claim gets what others may have", err)
 	}
-	var grants []*Grant
+	var grants []*allocation.Grant
 	var damaged error
 	if err == nil {
-		grants, damaged = decodeGrants(data)
+		grants, damaged = allocation.DecodeGrants(data)
 	}
 	if damaged != nil {
-		file, aside := gs.files.path(grantsFile), gs.files.path(grantsFile)+".unreadable"
+		file, aside := gs.files.Path(allocation.GrantsFile), gs.files.Path(allocation.GrantsFile)+".unreadable"
 		damaged = fmt.Errorf("read grants: %s, set aside as %s: %w", file, aside, damaged)
-		if err := gs.files.synced.Rename(file, aside); err != nil {
+		if err := gs.files.Synced.Rename(file, aside); err != nil {
 			return errors.Join(damaged, err)
 		}
 	}
@@ -275,7 +277,7 @@ func (gs *Grants) read() error {
 	gs.grantsUnread = false
 	for _, g := range grants {
 		delete(gs.listing.foreign, g.Key())
-		gs.accounts.put(newAccount(g, Allocated))
+		gs.accounts.put(exclusion.NewAccount(g, allocation.Allocated))
 	}
 	if gs.isOpen() {
 		notify(gs.changed) // their outputs may be missing
@@ -286,11 +288,11 @@ func (gs *Grants) read() error {
 // passReplaced calls each [GrantReplacer] with the grants that new grants replace. It leaves out the
 // grants of containers that continue to run: the kubelet lists the container, but has forgotten its
 // ID.
-func (gs *Grants) passReplaced(grants []*Grant) error {
-	var ended []*Grant
+func (gs *Grants) passReplaced(grants []*allocation.Grant) error {
+	var ended []*allocation.Grant
 	for _, g := range grants {
 		if a := gs.accountOf(g.Key()); a != nil {
-			if earlier, ok := a.entry.(*Grant); ok && earlier.Container != "" && !earlier.isLost {
+			if earlier, ok := a.Entry.(*allocation.Grant); ok && earlier.Container != "" && !earlier.IsLost {
 				ended = append(ended, earlier)
 			}
 		}

@@ -18,6 +18,9 @@ import (
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
+	"chandler.dev/internal/ledger/stocktest"
 )
 
 // Grants of present agents stay readable in all later versions, and are written unchanged.
@@ -33,7 +36,7 @@ func TestGoldenGrants(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			name := filepath.Join(dir, grantsFile)
+			name := filepath.Join(dir, allocation.GrantsFile)
 			if err := errors.Join(os.Mkdir(filepath.Dir(name), 0o700), os.WriteFile(name, golden, 0o600)); err != nil {
 				t.Fatal(err)
 			}
@@ -41,17 +44,17 @@ func TestGoldenGrants(t *testing.T) {
 			if problems, err := l.Open(t.Context()); err != nil || len(problems) > 0 {
 				t.Fatal(err, problems)
 			}
-			grants, err := decodeGrants(golden)
+			grants, err := allocation.DecodeGrants(golden)
 			if err != nil || len(l.View(nil).OwnGrants()) != len(grants) {
 				t.Fatalf("%d of %d grants are read, %v", len(l.View(nil).OwnGrants()), len(grants), err)
 			}
-			if again, err := encodeGrants(grants); err != nil || !bytes.Equal(again, golden) {
+			if again, err := allocation.EncodeGrants(grants); err != nil || !bytes.Equal(again, golden) {
 				t.Errorf("written as %s, %v", again, err)
 			}
 			for _, g := range grants {
 				for _, device := range g.Devices {
 					silicon := slices.Contains(g.Silicon, device)
-					if b := l.View(host(gpu(device, 1))).BlockedBy(dra, "", wantAll(device)); (b != nil) != silicon && len(g.Silicon) != 1 {
+					if b := l.View(stocktest.New(stocktest.NewGPU(device, 1))).BlockedBy(dra, "", wantAll(device)); (b != nil) != silicon && len(g.Silicon) != 1 {
 						t.Errorf("%s: %v", device, b)
 					}
 				}
@@ -60,30 +63,9 @@ func TestGoldenGrants(t *testing.T) {
 	}
 }
 
-// Reading any content of the file of grants ends, and each grant can be written and read again.
-func FuzzGrants(f *testing.F) {
-	f.Add([]byte(`[{"resource":"a.b/c","id":"1","devices":["gpu"],"since":"2026-01-02T03:04:05Z"},null]`))
-	f.Add([]byte(`[{"id":"1"}]`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		grants, err := decodeGrants(data)
-		if err != nil {
-			return
-		}
-		for _, g := range grants {
-			g.Holds()
-			_ = g.Owner().String()
-		}
-		written, err := encodeGrants(grants)
-		if err != nil {
-			return // a time outside the range of JSON
-		}
-		if again, err := decodeGrants(written); err != nil || len(again) != len(grants) {
-			t.Errorf("%d grants, then %d: %v", len(grants), len(again), err)
-		}
-	})
+func wantAll(device string) []allocation.Hold {
+	return []allocation.Hold{{Device: device, Silicon: device, Whole: true}}
 }
-
-func wantAll(device string) []Hold { return []Hold{{Device: device, Silicon: device, Whole: true}} }
 
 // podsSay returns a PodResources listing: containers with IDs of a resource.
 func podsSay(whole bool, containers map[string][]string) *kubeletapi.Listing {
@@ -103,15 +85,15 @@ func podsSay(whole bool, containers map[string][]string) *kubeletapi.Listing {
 type kubelet struct {
 	*Ledger
 	t     *testing.T
-	stock stock
+	stock stocktest.Stock
 	disk  *disktest.Disk
 }
 
 func newKubelet(t *testing.T, config Config, devices ...string) *kubelet {
 	t.Helper()
-	s := make(stock)
+	s := make(stocktest.Stock)
 	for i, name := range devices {
-		s[name] = gpu(name, int64(128+i))
+		s[name] = stocktest.NewGPU(name, int64(128+i))
 	}
 	d := &disktest.Disk{}
 	config.Dir, config.Boot, config.Listings, config.Disk = t.TempDir(), "boot-1", true, d
@@ -126,8 +108,8 @@ func newKubelet(t *testing.T, config Config, devices ...string) *kubelet {
 func (k *kubelet) give(id string) error {
 	g, _ := k.stock.WithID("ours/gpu", id)
 	given := *g
-	given.Resource, given.ID, given.Since, given.Nodes = "ours/gpu", id, time.Now(), NodesOf(id, k.stock)
-	return k.Grants.AllocateIDs(k.stock, []*Grant{&given})
+	given.Resource, given.ID, given.Since, given.Nodes = "ours/gpu", id, time.Now(), exclusion.NodesOf(id, k.stock)
+	return k.Grants.AllocateIDs(k.stock, []*allocation.Grant{&given})
 }
 
 func (k *kubelet) mustGive(id string) {
@@ -200,7 +182,7 @@ func TestLifeOfAGrant(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		k.says(nothing)
 		k.check("left out for long", classic, "a", "")
-		if data, err := os.ReadFile(k.files.path(grantsFile)); err != nil || string(data) != "[]\n" {
+		if data, err := os.ReadFile(k.files.Path(allocation.GrantsFile)); err != nil || string(data) != "[]\n" {
 			t.Errorf("the file says %s, %v", data, err)
 		}
 	})
@@ -326,7 +308,7 @@ func TestCheckpointLost(t *testing.T) {
 			time.Sleep(10 * time.Second)
 		}
 		k.check("the container runs", dra, "a", train)
-		var blocked *Blocked
+		var blocked *exclusion.Blocked
 		if err := k.give("a"); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/train main") {
 			t.Errorf("the ID is given to another: %v", err)
 		}
@@ -455,7 +437,7 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 		if n := len(k.View(nil).OwnGrants()); n != 0 {
 			t.Errorf("%d grants", n)
 		}
-		if _, err := os.Stat(k.files.path(grantsFile)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(k.files.Path(allocation.GrantsFile)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("it is in the file of grants: %v", err)
 		}
 		k.says(podsSay(true, nil))
@@ -467,11 +449,11 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 		if n := len(k.View(nil).OwnGrants()); n != 2 {
 			t.Fatalf("%d grants adopted", n)
 		}
-		data, err := os.ReadFile(k.files.path(grantsFile))
+		data, err := os.ReadFile(k.files.Path(allocation.GrantsFile))
 		if err != nil || !strings.Contains(string(data), `"unknown"`) {
 			t.Errorf("adopted: %s, %v", data, err)
 		}
-		k.stock["unknown"] = gpu("unknown", 200)
+		k.stock["unknown"] = stocktest.NewGPU("unknown", 200)
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a", "unknown"}}))
 		k.check("known later", dra, "unknown", train)
 	})
@@ -483,7 +465,7 @@ func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
 	for _, resource := range []string{"theirs/gpu", "ours/gpu"} {
 		t.Run(resource, func(t *testing.T) {
 			k := newKubelet(t, Config{}, "a")
-			if err := k.Grants.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {resource, "a"}}), always(stock{})); err != nil {
+			if err := k.Grants.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {resource, "a"}}), always(stocktest.Stock{})); err != nil {
 				t.Fatal(err)
 			}
 			k.check("not found yet", dra, "a", "")
@@ -492,7 +474,7 @@ func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
 			if err := k.ReconcileFiles(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			data, _ := os.ReadFile(k.files.path(grantsFile))
+			data, _ := os.ReadFile(k.files.Path(allocation.GrantsFile))
 			if ours := resource == "ours/gpu"; strings.Contains(string(data), `"silicon"`) != ours {
 				t.Errorf("the file of grants is %q", data)
 			}
@@ -504,10 +486,10 @@ func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
 func TestDeviceFoundMeanwhile(t *testing.T) {
 	k := newKubelet(t, Config{}, "a")
 	done := make(chan struct{})
-	meanwhile := func() Stock {
+	meanwhile := func() exclusion.Stock {
 		go func() { k.Grants.RecogniseListed(k.stock); close(done) }()
 		time.Sleep(10 * time.Millisecond)
-		return stock{}
+		return stocktest.Stock{}
 	}
 	if err := k.Grants.ObserveListing(time.Now(), podsSay(true, map[string][]string{"train main": {"theirs/gpu", "a"}}), meanwhile); err != nil {
 		t.Fatal(err)
@@ -521,17 +503,17 @@ func TestDeviceFoundMeanwhile(t *testing.T) {
 func TestUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a", "b")
-		c := &Claim{UID: "uid-1", Namespace: "default", Name: "c", Boot: "boot-1", Results: []Result{{Device: "b", Source: "b", Silicon: "b", Whole: true}}}
+		c := &allocation.Claim{UID: "uid-1", Namespace: "default", Name: "c", Boot: "boot-1", Results: []allocation.Result{{Device: "b", Source: "b", Silicon: "b", Whole: true}}}
 		k.says(nil)
 		k.says(podsSay(false, nil))
-		var blocked *Blocked
-		if err := k.AllocateClaim(c, Allocated, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "kubelet has not yet reported") {
+		var blocked *exclusion.Blocked
+		if err := k.AllocateClaim(c, allocation.Allocated, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "kubelet has not yet reported") {
 			t.Errorf("a claim gets it: %v", err)
 		}
 		k.mustGive("a")
 		k.says(podsSay(true, nil))
 		k.says(nil)
-		if err := k.AllocateClaim(c, Allocated, k.stock); err != nil {
+		if err := k.AllocateClaim(c, allocation.Allocated, k.stock); err != nil {
 			t.Error(err)
 		}
 	})
@@ -551,7 +533,7 @@ func TestGrantAfterAReboot(t *testing.T) {
 		k.Ledger = again
 		k.check("the same nodes", dra, "a", train)
 		k.check("the same nodes", dra, "b", "")
-		k.stock["a"], k.stock["b"] = gpu("a", 129), gpu("b", 128) // the devices have exchanged their nodes
+		k.stock["a"], k.stock["b"] = stocktest.NewGPU("a", 129), stocktest.NewGPU("b", 128) // the devices have exchanged their nodes
 		k.check("its device", dra, "a", train)
 		k.check("what has its node now", dra, "b", train)
 		k.check("what has its node now", classic, "b", train)
@@ -578,7 +560,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 			k.check("given before", dra, "b", starting)
 			k.disk.Before = nil
 			long := time.Now().Add(-disk.Abandoned)
-			left, _ := filepath.Glob(filepath.Join(filepath.Dir(k.files.path(grantsFile)), ".*"))
+			left, _ := filepath.Glob(filepath.Join(filepath.Dir(k.files.Path(allocation.GrantsFile)), ".*"))
 			for _, name := range left {
 				if err := os.Chtimes(name, long, long); err != nil {
 					t.Fatal(err)
@@ -587,7 +569,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 			if err := k.ReconcileFiles(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if files, err := os.ReadDir(filepath.Dir(k.files.path(grantsFile))); err != nil || len(files) != 1 {
+			if files, err := os.ReadDir(filepath.Dir(k.files.Path(allocation.GrantsFile))); err != nil || len(files) != 1 {
 				t.Errorf("left beside the grants: %v, %v", files, err)
 			}
 			again := New(Config{Dir: k.config.Dir, Boot: "boot-1", Listings: true})
@@ -604,7 +586,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 // An invalid file of grants is set aside. PodResources still lists the allocations.
 func TestGrantsThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
-	name := filepath.Join(dir, grantsFile)
+	name := filepath.Join(dir, allocation.GrantsFile)
 	if err := errors.Join(os.Mkdir(filepath.Dir(name), 0o700), os.WriteFile(name, []byte("[{"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -616,7 +598,7 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 	if _, err := os.Stat(name + ".unreadable"); err != nil {
 		t.Errorf("not set aside: %v", err)
 	}
-	if err := l.Grants.AllocateIDs(host(gpu("a", 1)), []*Grant{{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}}}); err != nil {
+	if err := l.Grants.AllocateIDs(stocktest.New(stocktest.NewGPU("a", 1)), []*allocation.Grant{{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -632,12 +614,12 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := newKubelet(t, Config{}, "a", "b", "c")
 			k.mustGive("a")
-			before, err := os.ReadFile(k.files.path(grantsFile))
+			before, err := os.ReadFile(k.files.Path(allocation.GrantsFile))
 			if err != nil {
 				t.Fatal(err)
 			}
 			k.disk.BeforeRead = func(name string) error {
-				if name == k.files.path(grantsFile) {
+				if name == k.files.Path(allocation.GrantsFile) {
 					return syscall.EIO
 				}
 				return nil
@@ -651,14 +633,14 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 			if err := k.ReconcileFiles(t.Context()); !errors.Is(err, syscall.EIO) {
 				t.Errorf("Reconcile: %v", err)
 			}
-			var blocked *Blocked
-			if err := k.AllocateClaim(claim("c", gpu("a", 128)), Allocated, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), k.files.path(grantsFile)) {
+			var blocked *exclusion.Blocked
+			if err := k.AllocateClaim(stocktest.Claim("c", stocktest.NewGPU("a", 128)), allocation.Allocated, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), k.files.Path(allocation.GrantsFile)) {
 				t.Errorf("a claim gets it: %v", err)
 			}
-			if who := k.View(k.stock).OwnerOf(classic, "a"); !strings.Contains(who, k.files.path(grantsFile)) {
+			if who := k.View(k.stock).OwnerOf(classic, "a"); !strings.Contains(who, k.files.Path(allocation.GrantsFile)) {
 				t.Errorf("in use by %q", who)
 			}
-			if _, b := k.Leases.LeaseDevices(Change{Name: "a", Devices: []Hold{SiliconHold("a")}}, k.stock); b == nil {
+			if _, b := k.Leases.LeaseDevices(allocation.Change{Name: "a", Devices: []allocation.Hold{allocation.SiliconHold("a")}}, k.stock); b == nil {
 				t.Error("the agent may change it")
 			}
 			if !k.Grants.LastListing().IsZero() {
@@ -667,7 +649,7 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 			if err := k.give("c"); !errors.Is(err, syscall.EIO) {
 				t.Errorf("a container gets another: %v", err)
 			}
-			if data, err := os.ReadFile(k.files.path(grantsFile)); err != nil || !bytes.Equal(data, before) {
+			if data, err := os.ReadFile(k.files.Path(allocation.GrantsFile)); err != nil || !bytes.Equal(data, before) {
 				t.Errorf("written over: %s, %v", data, err)
 			}
 
@@ -680,14 +662,14 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 				t.Error("IDs never leave")
 			}
 			k.check("listed meanwhile", dra, "b", "default/infer main")
-			data, err := os.ReadFile(k.files.path(grantsFile))
+			data, err := os.ReadFile(k.files.Path(allocation.GrantsFile))
 			for _, id := range []string{`"id": "a"`, `"id": "b"`} {
 				if err != nil || strings.Count(string(data), id) != 1 {
 					t.Errorf("the file says %s, %v", data, err)
 				}
 			}
 			k.mustGive("c")
-			if err := k.AllocateClaim(claim("c", gpu("a", 128)), Allocated, k.stock); !errors.As(err, &blocked) || blocked.Owner.String() != starting {
+			if err := k.AllocateClaim(stocktest.Claim("c", stocktest.NewGPU("a", 128)), allocation.Allocated, k.stock); !errors.As(err, &blocked) || blocked.Owner.String() != starting {
 				t.Errorf("a claim gets it: %v", err)
 			}
 		})
@@ -697,7 +679,7 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 // If a damaged file of grants cannot be set aside, the file is not overwritten.
 func TestGrantsThatCannotBeSetAside(t *testing.T) {
 	k := newKubelet(t, Config{}, "a")
-	if err := os.WriteFile(k.files.path(grantsFile), []byte("{}"), 0o600); err != nil {
+	if err := os.WriteFile(k.files.Path(allocation.GrantsFile), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	k.disk.Before = func(op disktest.Op, _ string) error {
@@ -716,7 +698,7 @@ func TestGrantsThatCannotBeSetAside(t *testing.T) {
 		t.Errorf("set aside without a word: %v", err)
 	}
 	k.mustGive("a")
-	if data, err := os.ReadFile(k.files.path(grantsFile) + ".unreadable"); err != nil || string(data) != "{}" {
+	if data, err := os.ReadFile(k.files.Path(allocation.GrantsFile) + ".unreadable"); err != nil || string(data) != "{}" {
 		t.Errorf("set aside: %q, %v", data, err)
 	}
 }
@@ -728,7 +710,7 @@ type whileRemoved struct {
 	look func()
 }
 
-func (w whileRemoved) Remove(Entry, []Entry) error { w.look(); return nil }
+func (w whileRemoved) Remove(allocation.Entry, []allocation.Entry) error { w.look(); return nil }
 
 // The grant of a pod without a grace period is in the ledger until its outputs are removed: an
 // output must withhold the device before the device is free.

@@ -7,6 +7,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // HostFiles is the output of host files: each file exists for as long as an entry needs the file.
@@ -16,7 +17,7 @@ var _ Output = HostFiles{}
 
 // Write implements [Output]. If the directory of a file does not exist, no program reads the file,
 // and Write skips the file.
-func (w HostFiles) Write(e Entry) error {
+func (w HostFiles) Write(e allocation.Entry) error {
 	files := e.Files()
 	if len(files) == 0 {
 		return nil
@@ -26,10 +27,10 @@ func (w HostFiles) Write(e Entry) error {
 }
 
 // Remove implements [Output].
-func (w HostFiles) Remove(e Entry, others []Entry) error {
+func (w HostFiles) Remove(e allocation.Entry, others []allocation.Entry) error {
 	var gone []string
 	for _, f := range e.Files() {
-		if !slices.ContainsFunc(others, func(other Entry) bool {
+		if !slices.ContainsFunc(others, func(other allocation.Entry) bool {
 			return slices.ContainsFunc(other.Files(), func(kept discovery.HostFile) bool { return kept.Path == f.Path })
 		}) {
 			gone = append(gone, f.Path)

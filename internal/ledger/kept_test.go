@@ -7,14 +7,17 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
+	"chandler.dev/internal/ledger/stocktest"
 )
 
 // A kept device is allocated to no owner, by either API, until its release. No owner waits for
 // the end of the keeper.
 func TestKept(t *testing.T) {
 	l := newBench(t).Ledger
-	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
-	had := Owner{API: dra, Namespace: "default", Name: "old", UID: "old"}
+	s := stocktest.New(stocktest.NewGPU("gpu-0", 1), stocktest.NewGPU("gpu-1", 1))
+	had := allocation.Owner{API: dra, Namespace: "default", Name: "old", UID: "old"}
 	kept := &KeptDevice{Name: "gpu-0.1", Previous: had, Hold: wantAll("gpu-0")[0], Reason: "process 47 (train) has /dev/gpu0 open"}
 	l.Leases.KeepDevice(kept)
 	for _, by := range []discovery.Mode{dra, discovery.ModeDevicePlugin} {
@@ -32,7 +35,7 @@ func TestKept(t *testing.T) {
 	if e := kept.Owner(); e.UID != "" {
 		t.Errorf("its outputs would be kept for %v", e)
 	}
-	if _, blocked := l.Leases.LeaseDevices(Change{Name: "gpu-0", Devices: []Hold{SiliconHold("gpu-0")}}, s); blocked == nil {
+	if _, blocked := l.Leases.LeaseDevices(allocation.Change{Name: "gpu-0", Devices: []allocation.Hold{allocation.SiliconHold("gpu-0")}}, s); blocked == nil {
 		t.Error("it can be changed")
 	}
 	again := *kept
@@ -51,21 +54,21 @@ func TestKept(t *testing.T) {
 // shares: the device is published in the present form while it is kept.
 func TestKeptShareOfAnotherNumber(t *testing.T) {
 	l := newBench(t).Ledger
-	s := host(shared("big"))
-	share := func(number int64) Result {
-		return Result{Device: "big", Source: "big", Silicon: "big", Whole: true, Consumes: amount("shares", "1"), Shares: number}
+	s := stocktest.New(stocktest.NewShared("big"))
+	share := func(number int64) allocation.Result {
+		return allocation.Result{Device: "big", Source: "big", Silicon: "big", Whole: true, Consumes: stocktest.Amount("shares", "1"), Shares: number}
 	}
 	earlier := share(2)
-	kept := &KeptDevice{Name: "big.1", Previous: Owner{API: dra, Name: "old", UID: "old"}, Hold: earlier.Hold(), Reason: "process 47 (train) has /dev/big open"}
+	kept := &KeptDevice{Name: "big.1", Previous: allocation.Owner{API: dra, Name: "old", UID: "old"}, Hold: earlier.Hold(), Reason: "process 47 (train) has /dev/big open"}
 	l.Leases.KeepDevice(kept)
 	next := l.NewClaim("new", "default", "new")
-	next.Results = []Result{share(3)}
-	var blocked *Blocked
-	if err := l.AllocateClaim(next, Allocated, s); !errors.As(err, &blocked) || !blocked.Reclaiming {
+	next.Results = []allocation.Result{share(3)}
+	var blocked *exclusion.Blocked
+	if err := l.AllocateClaim(next, allocation.Allocated, s); !errors.As(err, &blocked) || !blocked.Reclaiming {
 		t.Errorf("while a share of another number is kept: %v", err)
 	}
 	l.Leases.Release(kept.Name)
-	if err := l.AllocateClaim(next, Allocated, s); err != nil {
+	if err := l.AllocateClaim(next, allocation.Allocated, s); err != nil {
 		t.Fatal(err)
 	}
 	if got := next.Results[0].Shares; got != 3 {
@@ -77,11 +80,11 @@ func TestKeptShareOfAnotherNumber(t *testing.T) {
 // device. Otherwise, processes that outlive their pod would not be waited for.
 func TestKeptPartitionIsNotTaken(t *testing.T) {
 	b := newBench(t)
-	parts := []rules.Offered{part("chip", "core-0", 4), part("chip", "core-1", 4)}
-	s := host(parts...)
-	beside, ended := claim("beside", parts[0]), claim("ended", parts[1])
-	for _, c := range []*Claim{beside, ended} {
-		if err := b.AllocateClaim(c, Allocated, s); err != nil {
+	parts := []rules.Offered{stocktest.NewPart("chip", "core-0", 4), stocktest.NewPart("chip", "core-1", 4)}
+	s := stocktest.New(parts...)
+	beside, ended := stocktest.Claim("beside", parts[0]), stocktest.Claim("ended", parts[1])
+	for _, c := range []*allocation.Claim{beside, ended} {
+		if err := b.AllocateClaim(c, allocation.Allocated, s); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -107,7 +110,7 @@ type passer struct {
 	err    error
 }
 
-func (p *passer) GrantsReplaced(earlier []*Grant) error {
+func (p *passer) GrantsReplaced(earlier []*allocation.Grant) error {
 	for _, g := range earlier {
 		p.passed = append(p.passed, g.Container)
 		if p.err == nil {
@@ -123,32 +126,32 @@ func TestPass(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}
 	l.AddOutput(p)
-	s := host(gpu("gpu-0", 1))
-	grant := func() *Grant {
-		return &Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
+	s := stocktest.New(stocktest.NewGPU("gpu-0", 1))
+	grant := func() *allocation.Grant {
+		return &allocation.Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
 	}
 	for range 2 {
-		if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); err != nil || len(p.passed) > 0 {
+		if err := l.Grants.AllocateIDs(s, []*allocation.Grant{grant()}); err != nil || len(p.passed) > 0 {
 			t.Fatal(err, p.passed)
 		}
 	}
 	named := grant()
 	named.Container = "default/old main"
 	l.mu.Lock()
-	l.Grants.replace(named, Allocated)
+	l.Grants.replace(named, allocation.Allocated)
 	l.mu.Unlock()
 	p.err = errors.New("the disk is full")
-	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); !errors.Is(err, p.err) {
+	if err := l.Grants.AllocateIDs(s, []*allocation.Grant{grant()}); !errors.Is(err, p.err) {
 		t.Error(err)
 	}
 	p.err = nil
-	var blocked *Blocked
-	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/old main, which has ended: it is being reclaimed") {
+	var blocked *exclusion.Blocked
+	if err := l.Grants.AllocateIDs(s, []*allocation.Grant{grant()}); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/old main, which has ended: it is being reclaimed") {
 		t.Error(err)
 	}
 	l.Leases.Release("0")
 	p.ledger = New(Config{})
-	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); err != nil {
+	if err := l.Grants.AllocateIDs(s, []*allocation.Grant{grant()}); err != nil {
 		t.Error(err)
 	}
 }
@@ -158,20 +161,20 @@ func TestPassOfLost(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}
 	l.AddOutput(p)
-	s := host(gpu("gpu-0", 1))
-	grant := func() *Grant {
-		return &Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
+	s := stocktest.New(stocktest.NewGPU("gpu-0", 1))
+	grant := func() *allocation.Grant {
+		return &allocation.Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
 	}
-	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); err != nil {
+	if err := l.Grants.AllocateIDs(s, []*allocation.Grant{grant()}); err != nil {
 		t.Fatal(err)
 	}
 	runs := grant()
-	runs.Container, runs.isLost = "default/old main", true
+	runs.Container, runs.IsLost = "default/old main", true
 	l.mu.Lock()
-	l.Grants.replace(runs, Allocated)
+	l.Grants.replace(runs, allocation.Allocated)
 	l.mu.Unlock()
-	var blocked *Blocked
-	if err := l.Grants.AllocateIDs(s, []*Grant{grant()}); !errors.As(err, &blocked) || !blocked.ForgottenByKubelet || len(p.passed) > 0 {
+	var blocked *exclusion.Blocked
+	if err := l.Grants.AllocateIDs(s, []*allocation.Grant{grant()}); !errors.As(err, &blocked) || !blocked.ForgottenByKubelet || len(p.passed) > 0 {
 		t.Errorf("%v, passed %q", err, p.passed)
 	}
 }
@@ -180,14 +183,14 @@ func TestPassOfLost(t *testing.T) {
 // end.
 func TestBlockedGrantsFreeNothing(t *testing.T) {
 	l := newBench(t).Ledger
-	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
-	var grants []*Grant
+	s := stocktest.New(stocktest.NewGPU("gpu-0", 1), stocktest.NewGPU("gpu-1", 1))
+	var grants []*allocation.Grant
 	for _, device := range []string{"gpu-0", "gpu-1"} {
-		grants = append(grants, &Grant{Resource: "a.b/c", ID: device, Devices: []string{device}, Silicon: []string{device}, Exclusive: true})
+		grants = append(grants, &allocation.Grant{Resource: "a.b/c", ID: device, Devices: []string{device}, Silicon: []string{device}, Exclusive: true})
 	}
-	l.Leases.KeepDevice(&KeptDevice{Name: "gpu-1.1", Previous: Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Reason: "it is being reclaimed"})
+	l.Leases.KeepDevice(&KeptDevice{Name: "gpu-1.1", Previous: allocation.Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Reason: "it is being reclaimed"})
 	freed := l.FreedSignal()
-	var blocked *Blocked
+	var blocked *exclusion.Blocked
 	if err := l.Grants.AllocateIDs(s, grants); !errors.As(err, &blocked) || len(l.View(s).OwnGrants()) > 0 {
 		t.Fatal(err)
 	}

@@ -10,11 +10,14 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
+	"chandler.dev/internal/ledger/stocktest"
 	"chandler.dev/internal/overdue"
 )
 
-func all(silicon string) Change {
-	return Change{Name: silicon, API: classic, Devices: []Hold{SiliconHold(silicon)}}
+func all(silicon string) allocation.Change {
+	return allocation.Change{Name: silicon, API: classic, Devices: []allocation.Hold{allocation.SiliconHold(silicon)}}
 }
 
 // A lease is refused until the devices of containers are known, and while a consumer of either API
@@ -39,7 +42,7 @@ func TestLease(t *testing.T) {
 	if err := k.give("a"); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
 		t.Errorf("a container gets it: %v", err)
 	}
-	if err := k.AllocateClaim(claim("c", gpu("a", 128)), Allocated, k.stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+	if err := k.AllocateClaim(stocktest.Claim("c", stocktest.NewGPU("a", 128)), allocation.Allocated, k.stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
 		t.Errorf("a claim gets it: %v", err)
 	}
 	for _, api := range []discovery.Mode{dra, classic} {
@@ -60,19 +63,19 @@ func TestLeaseOfDevice(t *testing.T) {
 			d.PartOf = &discovery.Silicon{Name: "pf"}
 			k.stock[name] = d
 		}
-		k.stock["one"], k.stock["two"] = part("iommu-group-7", "one", 8), part("iommu-group-7", "two", 8)
+		k.stock["one"], k.stock["two"] = stocktest.NewPart("iommu-group-7", "one", 8), stocktest.NewPart("iommu-group-7", "two", 8)
 		k.says(podsSay(true, nil))
 		has := func(device string) error {
 			if classicHas {
 				return k.give(device)
 			}
-			return k.AllocateClaim(claim(device, k.stock[device]), Allocated, k.stock)
+			return k.AllocateClaim(stocktest.Claim(device, k.stock[device]), allocation.Allocated, k.stock)
 		}
 		if err := has("vf2"); err != nil {
 			t.Fatal(err)
 		}
-		of := func(device string) Change {
-			return Change{Name: device, API: dra, Devices: []Hold{DeviceHold(device, k.stock[device].PartOf.Name)}}
+		of := func(device string) allocation.Change {
+			return allocation.Change{Name: device, API: dra, Devices: []allocation.Hold{allocation.DeviceHold(device, k.stock[device].PartOf.Name)}}
 		}
 		if _, blocked := k.Leases.LeaseDevices(of("vf2"), k.stock); blocked == nil {
 			t.Error("leased while a consumer has it")
@@ -103,8 +106,8 @@ func TestLeaseOfExcludedDevice(t *testing.T) {
 	const name, function = "pci-0000-02-00-0", "sys/devices/pci0000:00/0000:02:00.0"
 	k := newKubelet(t, Config{}, name)
 	k.says(podsSay(true, nil))
-	change := Change{Name: "driver", API: dra, Devices: HoldsOn(stock{}, function)}
-	lease, b := k.Leases.LeaseDevices(change, stock{})
+	change := allocation.Change{Name: "driver", API: dra, Devices: exclusion.HoldsOn(stocktest.Stock{}, function)}
+	lease, b := k.Leases.LeaseDevices(change, stocktest.Stock{})
 	if b != nil {
 		t.Fatal(b)
 	}
@@ -113,7 +116,7 @@ func TestLeaseOfExcludedDevice(t *testing.T) {
 	}
 	lease.Release()
 	k.mustGive(name)
-	if _, b := k.Leases.LeaseDevices(change, stock{}); b == nil {
+	if _, b := k.Leases.LeaseDevices(change, stocktest.Stock{}); b == nil {
 		t.Error("leased while a container has it")
 	}
 }
@@ -123,10 +126,10 @@ func TestLeaseOfExcludedDevice(t *testing.T) {
 // parts of an IOMMU group.
 func TestLeaseOfRecordedSilicon(t *testing.T) {
 	b := newBench(t)
-	s := host(inGroup("vf0"), inGroup("vf1"))
-	pod := claim("pod", s["vf0"])
+	s := stocktest.New(inGroup("vf0"), inGroup("vf1"))
+	pod := stocktest.Claim("pod", s["vf0"])
 	b.mustGive(pod, s)
-	removal := Change{Name: "pf", Devices: []Hold{SiliconHold("pf"), DeviceHold("vf0", "pf"), DeviceHold("vf1", "pf")}}
+	removal := allocation.Change{Name: "pf", Devices: []allocation.Hold{allocation.SiliconHold("pf"), allocation.DeviceHold("vf0", "pf"), allocation.DeviceHold("vf1", "pf")}}
 	if _, blocked := b.Leases.LeaseDevices(removal, s); blocked == nil {
 		t.Error("all virtual functions of pf can be removed, and claim pod has vf0")
 	}
@@ -142,26 +145,26 @@ func TestLeaseOfRecordedSilicon(t *testing.T) {
 // the device.
 func TestLeaseForConsumer(t *testing.T) {
 	b := newBench(t)
-	s := host(inGroup("f0"), inGroup("f1"))
-	vm := claim("vm", s["f0"])
+	s := stocktest.New(inGroup("f0"), inGroup("f1"))
+	vm := stocktest.Claim("vm", s["f0"])
 	b.mustGive(vm, s)
-	group := Change{Name: "f0", Devices: []Hold{DeviceHold("f0", ""), DeviceHold("f1", "")}}
+	group := allocation.Change{Name: "f0", Devices: []allocation.Hold{allocation.DeviceHold("f0", ""), allocation.DeviceHold("f1", "")}}
 	if _, blocked := b.Leases.LeaseDevices(group, s); blocked == nil {
 		t.Error("leased for no consumer")
 	}
-	group.Consumer, group.Previous = vm.Key(), Owner{API: dra, Namespace: "default", Name: "another", UID: vm.UID}
+	group.Consumer, group.Previous = vm.Key(), allocation.Owner{API: dra, Namespace: "default", Name: "another", UID: vm.UID}
 	if _, blocked := b.Leases.LeaseDevices(group, s); blocked == nil {
 		t.Error("leased for another owner")
 	}
-	group.Previous = Owner{}
+	group.Previous = allocation.Owner{}
 	outer, blocked := b.Leases.LeaseDevices(group, s)
 	if blocked != nil {
 		t.Fatal(blocked)
 	}
-	if err := b.AllocateClaim(claim("other", s["f1"]), Allocated, s); err == nil {
+	if err := b.AllocateClaim(stocktest.Claim("other", s["f1"]), allocation.Allocated, s); err == nil {
 		t.Error("another claim gets a function that is being changed")
 	}
-	inner, blocked := b.Leases.LeaseDevices(Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []discovery.DeviceKey{{Function: "0000:03:00.0"}}}, s)
+	inner, blocked := b.Leases.LeaseDevices(allocation.Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []discovery.DeviceKey{{Function: "0000:03:00.0"}}}, s)
 	if blocked != nil {
 		t.Fatalf("leased by the same consumer once more: %v", blocked)
 	}
@@ -173,10 +176,10 @@ func TestLeaseForConsumer(t *testing.T) {
 func TestLeaseOfFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		s := host(gpu("gpu-0", 128))
+		s := stocktest.New(stocktest.NewGPU("gpu-0", 128))
 		function := discovery.DeviceKey{Function: "0000:03:00.0", Inode: 7}
-		of := func(name string) Change {
-			return Change{Name: name, Functions: []discovery.DeviceKey{function}}
+		of := func(name string) allocation.Change {
+			return allocation.Change{Name: name, Functions: []discovery.DeviceKey{function}}
 		}
 		first, blocked := b.Leases.LeaseDevices(of("first"), s)
 		if blocked != nil || b.Leases.LeaseOn(function) == "" || b.Leases.LeaseOn(discovery.DeviceKey{Function: "0000:04:00.0"}) != "" {
@@ -207,8 +210,8 @@ func TestLeaseOfFunction(t *testing.T) {
 // an earlier lease does not cover the new function, and does not block others.
 func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("gpu-0", 128))
-	change := Change{Name: "driver of 0000:03:00.0", Functions: []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 7}}}
+	s := stocktest.New(stocktest.NewGPU("gpu-0", 128))
+	change := allocation.Change{Name: "driver of 0000:03:00.0", Functions: []discovery.DeviceKey{{Function: "0000:03:00.0", Inode: 7}}}
 	before, blocked := b.Leases.LeaseDevices(change, s)
 	if blocked != nil {
 		t.Fatal(blocked)
@@ -238,7 +241,7 @@ func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {
 func TestLeaseOutlastsCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		s := host(gpu("gpu-0", 128))
+		s := stocktest.New(stocktest.NewGPU("gpu-0", 128))
 		ended := 0
 		change := all("gpu-0")
 		change.OnEnd = func() { ended++ }
@@ -271,11 +274,11 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 	})
 }
 
-// A call that reports the overdue call of something else has ended, such as a check for the users of a
-// function that hangs at a process.
+// A call that reports the overdue call of something else has ended, such as a check for the users
+// of a function that hangs at a process.
 func TestLeaseEndsAfterAnotherOverdueCall(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("gpu-0", 128))
+	s := stocktest.New(stocktest.NewGPU("gpu-0", 128))
 	lease, blocked := b.Leases.LeaseDevices(all("gpu-0"), s)
 	if blocked != nil {
 		t.Fatal(blocked)
@@ -295,8 +298,8 @@ func TestLeaseEndsAfterAnotherOverdueCall(t *testing.T) {
 func TestEndLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		s := host(gpu("gpu-0", 128), gpu("gpu-1", 129))
-		b.Leases.KeepDevice(&KeptDevice{Name: "kept", Hold: Hold{Device: "gpu-1", Silicon: "gpu-1"}, Reason: "process 47 has it open"})
+		s := stocktest.New(stocktest.NewGPU("gpu-0", 128), stocktest.NewGPU("gpu-1", 129))
+		b.Leases.KeepDevice(&KeptDevice{Name: "kept", Hold: allocation.Hold{Device: "gpu-1", Silicon: "gpu-1"}, Reason: "process 47 has it open"})
 		lease, blocked := b.Leases.LeaseDevices(all("gpu-0"), s)
 		if blocked != nil {
 			t.Fatal(blocked)
@@ -311,7 +314,7 @@ func TestEndLeases(t *testing.T) {
 		if b.Leases.EndLeases(short) {
 			t.Error("ended while a write goes on")
 		}
-		if _, blocked := b.Leases.LeaseDevices(Change{Name: "other"}, s); blocked == nil {
+		if _, blocked := b.Leases.LeaseDevices(allocation.Change{Name: "other"}, s); blocked == nil {
 			t.Error("leased afterwards")
 		}
 		time.AfterFunc(time.Minute, func() { close(hangs) })

@@ -14,6 +14,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // wipedWord is in the file boot if records of claims were lost in this boot.
@@ -57,8 +59,8 @@ type Config struct {
 	OpenBy func(d *discovery.Device, own []types.UID) string
 }
 
-// Ledger is the ledger of a node. Only one agent may have it open. Its own methods are those of claims
-// and of the whole ledger.
+// Ledger is the ledger of a node. Only one agent may have it open. Its own methods are those of
+// claims and of the whole ledger.
 type Ledger struct {
 	*core
 	Grants *Grants
@@ -79,12 +81,12 @@ func New(config Config) *Ledger {
 	}
 	c := &core{
 		config:       config,
-		files:        files{dir: config.Dir, claims: disk.Files{FS: config.Disk}, synced: disk.Files{FS: config.Disk, Synced: true}},
+		files:        allocation.NewFiles(config.Dir, config.Disk),
 		openedSignal: make(chan struct{}),
 		changed:      make(chan struct{}, 1),
 		filing:       newTurn(),
 		accounts:     newAccounts(),
-		replaced:     make(map[string][]Entry),
+		replaced:     make(map[string][]allocation.Entry),
 		endTimes:     make(map[string]time.Time),
 		grantsUnread: true,
 	}
@@ -109,22 +111,22 @@ func (l *Ledger) Lock(ctx context.Context, key string) (unlock func(), err error
 }
 
 // NewClaim returns a claim of this boot without devices.
-func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *Claim {
-	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot, Since: time.Now().UTC().Truncate(time.Second)}
+func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *allocation.Claim {
+	return allocation.NewClaim(uid, namespace, name, l.config.Boot)
 }
 
-// AllocateClaim puts a claim into the state Configuring or Allocated, or returns [*Blocked] or a
-// disk error. After a disk error, the state of the claim follows from its file, which is read back.
-// The caller has the claim's lock. AllocateClaim is the first half of Prepare; [Ledger.Write]
-// writes the outputs.
-func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
+// AllocateClaim puts a claim into the state Configuring or Allocated, or returns
+// [*exclusion.Blocked] or a disk error. After a disk error, the state of the claim follows from its
+// file, which is read back. The caller has the claim's lock. AllocateClaim is the first half of
+// Prepare; [Ledger.Write] writes the outputs.
+func (l *Ledger) AllocateClaim(c *allocation.Claim, to allocation.State, s exclusion.Stock) error {
 	if err := l.SettleClaim(c.Key()); err != nil {
 		return err
 	}
-	c.Configuring = to == Configuring
+	c.Configuring = to == allocation.Configuring
 	l.adaptShares(c)
 	l.keepSealedNodes(c)
-	data, err := c.file()
+	data, err := c.Encode()
 	if err != nil {
 		return fmt.Errorf("record of claim %s: %w", c.UID, err)
 	}
@@ -132,7 +134,7 @@ func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
 	if err != nil {
 		return err
 	}
-	if to == Allocated && (before == nil || before.state != Allocated) {
+	if to == allocation.Allocated && (before == nil || before.State != allocation.Allocated) {
 		if err := l.mayOpen(c.Holds(), c.Users, s); err != nil {
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -142,10 +144,10 @@ func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
 	}
 	there := disk.Old
 	if err = l.sayBoot(); err == nil {
-		there, err = l.files.writeClaim(c, data)
+		there, err = l.files.WriteClaim(c, data)
 	}
 	if err != nil {
-		err = fmt.Errorf("write record %s: %w", l.files.claimFile(c.UID), err)
+		err = fmt.Errorf("write record %s: %w", l.files.ClaimFile(c.UID), err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,16 +159,16 @@ func (l *Ledger) AllocateClaim(c *Claim, to State, s Stock) error {
 // The administrator may have changed the number of shares since. The device is not published while
 // it is in use in the earlier form, so the scheduler allocated this claim by the earlier form too.
 // A device that is only kept after the end of its consumer is published in the present form.
-func (l *Ledger) adaptShares(c *Claim) {
+func (l *Ledger) adaptShares(c *allocation.Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range c.Results {
 		r := &c.Results[i]
-		for _, a := range l.accounts.index.byTerm[r.Source] {
-			if _, leased := a.entry.(*lease); leased || a.state == Ended {
+		for _, a := range l.accounts.index.AccountsOf(r.Source) {
+			if _, leased := a.Entry.(*allocation.LeaseEntry); leased || a.State == allocation.Ended {
 				continue
 			}
-			for _, h := range a.holds {
+			for _, h := range a.Holds {
 				if h.Device == r.Source && h.Shares > 0 && r.Shares > 0 {
 					r.Shares = h.Shares
 				}
@@ -178,15 +180,15 @@ func (l *Ledger) adaptShares(c *Claim) {
 // keepSealedNodes adds the nodes in the sealed entry of a claim to the claim's results. Earlier
 // containers may still use these nodes, and the sealed entry's file may be lost, while the CDI spec
 // is replaced by a spec with the present nodes.
-func (l *Ledger) keepSealedNodes(c *Claim) {
-	a := l.accountOf(sealedKey(c.Key()))
-	if a == nil || a.state == Ended {
+func (l *Ledger) keepSealedNodes(c *allocation.Claim) {
+	a := l.accountOf(allocation.SealedKey(c.Key()))
+	if a == nil || a.State == allocation.Ended {
 		return
 	}
-	for _, d := range a.entry.(*Sealed).Devices {
+	for _, d := range a.Entry.(*allocation.Sealed).Devices {
 		for i := range c.Results {
 			if r := &c.Results[i]; d.Name == r.Device || d.Name == r.Source {
-				r.keepNodes(d.Nodes)
+				r.KeepNodes(d.Nodes)
 			}
 		}
 	}
@@ -194,42 +196,42 @@ func (l *Ledger) keepSealedNodes(c *Claim) {
 
 // reserve enters a claim unless it is blocked. The decision is one step under the mutex, so one of
 // several owners that want a device gets it, and no caller waits.
-func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
+func (l *Ledger) reserve(c *allocation.Claim, s exclusion.Stock) (before *exclusion.Account, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before = l.accounts.byKey[c.Key()]
-	a := newAccount(c, Reserved)
-	q := query{api: discovery.ModeDRA, owner: c.Owner(), ownKey: c.Key(), wanted: a.holds, stock: s}
-	if !before.has() {
+	a := exclusion.NewAccount(c, allocation.Reserved)
+	q := exclusion.Query{API: discovery.ModeDRA, Owner: c.Owner(), OwnKey: c.Key(), Wanted: a.Holds, Stock: s}
+	if !isInUse(before) {
 		if b := l.mayHave(q); b != nil {
 			return nil, b
 		}
 	}
-	if b := l.accounts.index.findBlocked(q); b != nil {
+	if b := l.accounts.index.FindBlocked(q); b != nil {
 		return nil, b
 	}
-	if before != nil && before.state != Ended {
-		a.holds = slices.Concat(a.holds, before.holds)
+	if before != nil && before.State != allocation.Ended {
+		a.Holds = slices.Concat(a.Holds, before.Holds)
 	}
 	l.accounts.put(a)
 	return before, nil
 }
 
 // applyWritten sets the state of a claim according to the file in place after a write.
-func (l *Ledger) applyWritten(there disk.InPlace, c *Claim, to State, before *account) {
+func (l *Ledger) applyWritten(there disk.InPlace, c *allocation.Claim, to allocation.State, before *exclusion.Account) {
 	switch there {
 	case disk.New:
 		if before != nil {
-			l.replaced[c.Key()] = append(l.replaced[c.Key()], before.entry)
+			l.replaced[c.Key()] = append(l.replaced[c.Key()], before.Entry)
 		}
-		l.accounts.put(newAccount(c, to))
+		l.accounts.put(exclusion.NewAccount(c, to))
 	case disk.Old:
 		l.accounts.restore(c.Key(), before)
 	case disk.Unknown:
-		a := newAccount(c, Uncertain)
-		a.to, a.before = to, before
-		if before != nil && before.state != Ended {
-			a.holds = slices.Concat(a.holds, before.holds)
+		a := exclusion.NewAccount(c, allocation.Uncertain)
+		a.To, a.Before = to, before
+		if before != nil && before.State != allocation.Ended {
+			a.Holds = slices.Concat(a.Holds, before.Holds)
 		}
 		l.accounts.put(a)
 	}
@@ -239,38 +241,38 @@ func (l *Ledger) applyWritten(there disk.InPlace, c *Claim, to State, before *ac
 // caller has the claim's lock.
 func (l *Ledger) SettleClaim(key string) error {
 	a := l.accountOf(key)
-	if a == nil || a.state != Uncertain {
+	if a == nil || a.State != allocation.Uncertain {
 		return nil
 	}
-	c := a.entry.(*Claim)
-	data, err := l.files.claims.Read(l.files.claimFile(c.UID))
+	c := a.Entry.(*allocation.Claim)
+	data, err := l.files.Claims.Read(l.files.ClaimFile(c.UID))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read record %s, which may not have been written: %w", l.files.claimFile(c.UID), err)
+		return fmt.Errorf("read record %s, which may not have been written: %w", l.files.ClaimFile(c.UID), err)
 	}
 	there := disk.Old
-	if wanted, encodeErr := c.file(); err == nil && encodeErr == nil && bytes.Equal(wanted, data) {
+	if wanted, encodeErr := c.Encode(); err == nil && encodeErr == nil && bytes.Equal(wanted, data) {
 		there = disk.New
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.applyWritten(there, c, a.to, a.before)
+	l.applyWritten(there, c, a.To, a.Before)
 	return nil
 }
 
 // Get returns the entry of a key and its state; nil and None if there is none.
-func (l *Ledger) Get(key string) (Entry, State) {
+func (l *Ledger) Get(key string) (allocation.Entry, allocation.State) {
 	a := l.accountOf(key)
 	if a == nil {
-		return nil, None
+		return nil, allocation.None
 	}
-	return a.entry, a.state
+	return a.Entry, a.State
 }
 
 // Claim returns the entry of a claim and its state. The entry is nil if there is none or if its
 // record could not be decoded.
-func (l *Ledger) Claim(uid types.UID) (*Claim, State) {
+func (l *Ledger) Claim(uid types.UID) (*allocation.Claim, allocation.State) {
 	e, state := l.Get(string(uid))
-	c, _ := e.(*Claim)
+	c, _ := e.(*allocation.Claim)
 	return c, state
 }
 
@@ -278,7 +280,7 @@ func (l *Ledger) Claim(uid types.UID) (*Claim, State) {
 // devices of the claim.
 func (l *Ledger) IsPrepared(uid types.UID) bool {
 	c, state := l.Claim(uid)
-	return c != nil && state != Ended
+	return c != nil && state != allocation.Ended
 }
 
 // Since returns when a claim got its devices. If the record has no time, Since returns the
@@ -287,7 +289,7 @@ func (l *Ledger) Since(uid types.UID) time.Time {
 	if c, _ := l.Claim(uid); c != nil && !c.Since.IsZero() {
 		return c.Since
 	}
-	info, err := l.files.claims.Lstat(l.files.claimFile(uid))
+	info, err := l.files.Claims.Lstat(l.files.ClaimFile(uid))
 	if err != nil {
 		return time.Time{}
 	}
@@ -295,7 +297,9 @@ func (l *Ledger) Since(uid types.UID) time.Time {
 }
 
 // IsSealed reports whether the ledger has files of a claim that it could not decode.
-func (l *Ledger) IsSealed(uid types.UID) bool { return l.accountOf(sealedKey(string(uid))) != nil }
+func (l *Ledger) IsSealed(uid types.UID) bool {
+	return l.accountOf(allocation.SealedKey(string(uid))) != nil
+}
 
 // Write brings the outputs of an entry up to date. The caller has the entry's lock. After an error,
 // [Ledger.Run] tries again.
@@ -310,41 +314,41 @@ func (l *Ledger) Write(key string) error { return l.writeOutputs(key) }
 // since it regards the claim as prepared (pkg/kubelet/cm/dra/manager.go, PrepareResources, read in
 // 1.36.0; since 1.37.0 it rejects the pod until the claim is unprepared). The kubelet calls again
 // when that pod has ended.
-func (l *Ledger) End(uid types.UID, s Stock) error {
+func (l *Ledger) End(uid types.UID, s exclusion.Stock) error {
 	err := l.end(uid, s)
 	if err == nil {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if a := l.accounts.byKey[string(uid)]; a != nil && a.state == Ending {
-		if c, ok := a.entry.(*Claim); ok {
-			l.accounts.put(newAccount(c, l.config.stateOf(c)))
+	if a := l.accounts.byKey[string(uid)]; a != nil && a.State == allocation.Ending {
+		if c, ok := a.Entry.(*allocation.Claim); ok {
+			l.accounts.put(exclusion.NewAccount(c, l.config.stateOf(c)))
 			notify(l.changed)
 		}
 	}
 	return err
 }
 
-func (l *Ledger) end(uid types.UID, s Stock) error {
+func (l *Ledger) end(uid types.UID, s exclusion.Stock) error {
 	key := string(uid)
 	entries, sealed := l.startEnding(key, s)
 	defer l.lockFiles(entries...)()
 	for _, e := range entries {
-		if err := l.outputs.removeEntry(e, l.otherEntries([]string{key, sealedKey(key)})); err != nil {
+		if err := l.outputs.removeEntry(e, l.otherEntries([]string{key, allocation.SealedKey(key)})); err != nil {
 			return err
 		}
 	}
-	files := []string{l.files.claimFile(uid)}
+	files := []string{l.files.ClaimFile(uid)}
 	if sealed {
-		aside, err := l.files.asideOf(uid)
+		aside, err := l.files.AsideFiles(uid)
 		if err != nil {
 			return fmt.Errorf("remove record of claim %s: %w", uid, err)
 		}
 		files = append(aside, files...)
 	}
 	for _, file := range files {
-		if err := l.files.claims.Remove(file); err != nil {
+		if err := l.files.Claims.Remove(file); err != nil {
 			return fmt.Errorf("remove record %s: %w", file, err)
 		}
 	}
@@ -358,7 +362,7 @@ func (l *Ledger) end(uid types.UID, s Stock) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.accounts.drop(key)
-	l.accounts.drop(sealedKey(key))
+	l.accounts.drop(allocation.SealedKey(key))
 	delete(l.replaced, key)
 	now := time.Now()
 	maps.DeleteFunc(l.endTimes, func(_ string, at time.Time) bool { return now.Sub(at) > endedFor })
@@ -368,24 +372,46 @@ func (l *Ledger) end(uid types.UID, s Stock) error {
 
 // startEnding puts a claim into the state Ending and returns the entries whose outputs must be
 // removed. A claim without an entry may have outputs too.
-func (l *Ledger) startEnding(key string, s Stock) (entries []Entry, sealed bool) {
+func (l *Ledger) startEnding(key string, s exclusion.Stock) (entries []allocation.Entry, sealed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if a := l.accounts.byKey[sealedKey(key)]; a != nil {
-		entries, sealed = append(entries, a.entry.(*Sealed).describedBy(s)), true
+	if a := l.accounts.byKey[allocation.SealedKey(key)]; a != nil {
+		entries, sealed = append(entries, describeSealed(a.Entry.(*allocation.Sealed), s)), true
 	} else if l.accounts.byKey[key] == nil {
-		entries = append(entries, &Sealed{UID: types.UID(key)})
+		entries = append(entries, &allocation.Sealed{UID: types.UID(key)})
 	}
 	if a := l.accounts.byKey[key]; a != nil {
-		if a.state != Ended { // a Past claim excludes no consumer, whether it can be ended or not
+		if a.State != allocation.Ended { // a Past claim excludes no consumer, whether it can be ended or not
 			ending := *a
-			ending.state = Ending
+			ending.State = allocation.Ending
 			l.accounts.put(&ending)
 		}
-		entries = append(entries, a.entry)
-		if a.before != nil {
-			entries = append(entries, a.before.entry)
+		entries = append(entries, a.Entry)
+		if a.Before != nil {
+			entries = append(entries, a.Before.Entry)
 		}
 	}
 	return append(entries, l.replaced[key]...), sealed
+}
+
+// describeSealed returns a sealed entry with the files of its devices from the snapshot, which take
+// precedence over the files in a damaged record. If the claim's devices are unknown, the entry gets
+// the files of all devices, because the claim may have any device.
+func describeSealed(s *allocation.Sealed, stock exclusion.Stock) *allocation.Sealed {
+	if stock == nil {
+		return s
+	}
+	described := *s
+	described.Devices = slices.Clone(s.Devices)
+	if s.AnyDevice {
+		for _, name := range stock.Names() {
+			described.Devices = append(described.Devices, allocation.SealedDevice{Name: name})
+		}
+	}
+	for i := range described.Devices {
+		if device, found := exclusion.FindPresent(described.Devices[i].Name, stock); found {
+			described.Devices[i].Files = device.FilesAs(device.Resource())
+		}
+	}
+	return &described
 }

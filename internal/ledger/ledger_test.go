@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,94 +15,24 @@ import (
 	"testing/synctest"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
+	"chandler.dev/internal/ledger/stocktest"
 )
 
-// stock is the devices of a host, by name.
-type stock map[string]rules.Offered
-
-func (s stock) Device(name string) (rules.Offered, bool) {
-	d, found := s[name]
-	return d, found
-}
-
-func (s stock) Names() []string { return slices.Sorted(maps.Keys(s)) }
-
-func (s stock) Parts(silicon string) []string {
-	return slices.DeleteFunc(s.Names(), func(name string) bool { d := s[name]; return d.PartOf == nil || d.PartOf.Name != silicon })
-}
-
-func (s stock) WithID(resource, id string) (*Grant, bool) {
-	ours := strings.HasPrefix(resource, "ours/")
-	d, found := s[id]
-	if !found {
-		return nil, ours
-	}
-	return &Grant{Devices: []string{id}, Silicon: []string{d.Silicon()}, Exclusive: true}, ours
-}
-
-// gpu has its own node and a common node.
-func gpu(name string, minor int64) rules.Offered {
-	d := rules.Offered{Device: discovery.Device{Name: name, Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}}
-	d.CommonNodes = []string{"/dev/kfd"}
-	d.Edits.DeviceNodes = []*specs.DeviceNode{
-		{Path: "/dev/kfd", Type: "c", Major: 511},
-		{Path: fmt.Sprintf("/dev/dri/renderD%d", minor), Type: "c", Major: 226, Minor: minor},
-	}
-	return d
-}
-
 // always returns a function that returns the same stock each time.
-func always(s stock) func() Stock { return func() Stock { return s } }
-
-func host(devices ...rules.Offered) stock {
-	s := make(stock)
-	for _, d := range devices {
-		s[d.Name] = d
-	}
-	return s
-}
-
-// part takes an amount of a physical device of eight slices.
-func part(silicon, name string, takes int64) rules.Offered {
-	return rules.Offered{Device: discovery.Device{Name: name, Takes: quantities(takes), PartOf: &discovery.Silicon{Name: silicon, Counters: quantities(8)}}}
-}
-
-func quantities(n int64) map[string]resource.Quantity {
-	return map[string]resource.Quantity{"slices": *resource.NewQuantity(n, resource.DecimalSI)}
-}
-
-// claim returns a claim for devices.
-func claim(name string, devices ...rules.Offered) *Claim {
-	c := &Claim{Version: Version, UID: types.UID("uid-" + name), Namespace: "default", Name: name, Boot: "boot-1"}
-	for i, d := range devices {
-		r := Result{
-			Request: "r", Pool: "node", Device: d.Name, Source: d.Name, Silicon: d.Silicon(), Whole: d.PartOf == nil,
-			Takes: d.Takes, Shared: d.Shareable, Identity: d.Identity, CDI: fmt.Sprintf("uid-%s-%d-%s", name, i, d.Name),
-		}
-		for _, n := range d.Edits.DeviceNodes {
-			r.Nodes = append(r.Nodes, Node{Path: n.Path, Type: n.Type, Major: uint32(n.Major), Minor: uint32(n.Minor)})
-		}
-		for _, f := range d.Files {
-			r.Files = append(r.Files, HostFile(f))
-		}
-		c.Results = append(c.Results, r)
-	}
-	return c
-}
+func always(s stocktest.Stock) func() exclusion.Stock { return func() exclusion.Stock { return s } }
 
 // notes is an output that records which entries have outputs.
 type notes struct {
 	mu    sync.Mutex
 	of    map[string]bool
-	names map[string][]SealedDevice
+	names map[string][]allocation.SealedDevice
 
 	// unlisted is the error of listing the claims with specs.
 	unlisted error
@@ -112,7 +41,7 @@ type notes struct {
 	tidied time.Duration // the age argument of the last sweep
 }
 
-func (n *notes) Write(e Entry) error {
+func (n *notes) Write(e allocation.Entry) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.fails == nil {
@@ -121,11 +50,11 @@ func (n *notes) Write(e Entry) error {
 	return n.fails
 }
 
-func (n *notes) Remove(e Entry, others []Entry) error {
+func (n *notes) Remove(e allocation.Entry, others []allocation.Entry) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	key := strings.TrimSuffix(e.Key(), " sealed")
-	if n.fails == nil && !slices.ContainsFunc(others, func(o Entry) bool { return o.Key() == key }) {
+	if n.fails == nil && !slices.ContainsFunc(others, func(o allocation.Entry) bool { return o.Key() == key }) {
 		delete(n.of, key)
 	}
 	return n.fails
@@ -152,7 +81,7 @@ func (n *notes) RemoveTemporary(age time.Duration) error {
 	return nil
 }
 
-func (n *notes) Named() (map[string][]SealedDevice, error) {
+func (n *notes) Named() (map[string][]allocation.SealedDevice, error) {
 	if n.unlisted != nil {
 		return nil, n.unlisted
 	}
@@ -194,17 +123,17 @@ func (b *bench) reboot(boot string) *bench {
 	return b.open()
 }
 
-func (b *bench) mustGive(c *Claim, s Stock) {
+func (b *bench) mustGive(c *allocation.Claim, s exclusion.Stock) {
 	b.t.Helper()
-	if err := errors.Join(b.AllocateClaim(c, Allocated, s), b.Write(c.Key())); err != nil {
+	if err := errors.Join(b.AllocateClaim(c, allocation.Allocated, s), b.Write(c.Key())); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-func (b *bench) mustRefuse(c *Claim, s Stock, words ...string) {
+func (b *bench) mustRefuse(c *allocation.Claim, s exclusion.Stock, words ...string) {
 	b.t.Helper()
-	err := b.AllocateClaim(c, Allocated, s)
-	if _, blocked := errors.AsType[*Blocked](err); !blocked {
+	err := b.AllocateClaim(c, allocation.Allocated, s)
+	if _, blocked := errors.AsType[*exclusion.Blocked](err); !blocked {
 		b.t.Fatalf("claim %s is not refused: %v", c.Name, err)
 	}
 	for _, word := range words {
@@ -214,7 +143,7 @@ func (b *bench) mustRefuse(c *Claim, s Stock, words ...string) {
 	}
 }
 
-func (b *bench) state(c *Claim) State {
+func (b *bench) state(c *allocation.Claim) allocation.State {
 	_, state := b.Claim(c.UID)
 	return state
 }
@@ -223,27 +152,27 @@ func (b *bench) state(c *Claim) State {
 // reboot makes it a Past claim.
 func TestLifeOfAClaim(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
-	c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	c := stocktest.Claim("c", s["a"])
 	b.mustGive(c, s)
-	b.mustRefuse(claim("other", s["a"]), s, "device a is in use by claim default/c")
-	b.mustGive(claim("second", s["b"]), s)
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "device a is in use by claim default/c")
+	b.mustGive(stocktest.Claim("second", s["b"]), s)
 	b.open()
-	if got, state := b.Claim(c.UID); state != Allocated || got.Name != "c" {
+	if got, state := b.Claim(c.UID); state != allocation.Allocated || got.Name != "c" {
 		t.Fatalf("after a restart: %v, %v", got, state)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim default/c")
 	b.reboot("boot-2")
-	if state := b.state(c); state != Ended {
+	if state := b.state(c); state != allocation.Ended {
 		t.Errorf("after a reboot: %v", state)
 	}
-	other := claim("other", s["a"])
+	other := stocktest.Claim("other", s["a"])
 	other.Boot = "boot-2"
 	b.mustGive(other, s)
 	if err := b.End(other.UID, s); err != nil {
 		t.Fatal(err)
 	}
-	again := claim("c", s["a"])
+	again := stocktest.Claim("c", s["a"])
 	again.Boot = "boot-2"
 	b.mustGive(again, s)
 	if !b.notes.of["uid-c"] || b.notes.of["uid-other"] {
@@ -254,22 +183,22 @@ func TestLifeOfAClaim(t *testing.T) {
 // No write is rolled back: after a disk error the state of a claim follows from its file, in memory
 // as after a restart.
 func TestDiskErrors(t *testing.T) {
-	s := host(gpu("a", 128))
-	anew := func(boot string, configuring bool) *Claim {
-		c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	anew := func(boot string, configuring bool) *allocation.Claim {
+		c := stocktest.Claim("c", s["a"])
 		c.Boot = boot
 		return c
 	}
 	before := map[string]struct {
 		boots []string // boots in which the claim was given
-		state State
+		state allocation.State
 	}{
-		"nothing": {nil, None},
-		"past":    {[]string{"boot-1"}, Ended},
-		"given":   {[]string{"boot-2"}, Allocated},
+		"nothing": {nil, allocation.None},
+		"past":    {[]string{"boot-1"}, allocation.Ended},
+		"given":   {[]string{"boot-2"}, allocation.Allocated},
 	}
 	for name, was := range before {
-		for _, to := range []State{Configuring, Allocated} {
+		for _, to := range []allocation.State{allocation.Configuring, allocation.Allocated} {
 			for _, op := range []disktest.Op{disktest.Create, disktest.Write, disktest.Rename} {
 				t.Run(fmt.Sprintf("%s to %v, %s", name, to, op), func(t *testing.T) {
 					b := newBench(t)
@@ -312,15 +241,15 @@ func TestDiskErrors(t *testing.T) {
 // A claim whose file was written despite an error is given: the next call reads the file. While the
 // file cannot be read, the claim excludes others.
 func TestUnsure(t *testing.T) {
-	s := host(gpu("a", 128))
+	s := stocktest.New(stocktest.NewGPU("a", 128))
 	for _, written := range []bool{true, false} {
 		b := newBench(t)
-		c, other := claim("c", s["a"]), claim("other", s["a"])
-		file := b.files.claimFile(c.UID)
+		c, other := stocktest.Claim("c", s["a"]), stocktest.Claim("other", s["a"])
+		file := b.files.ClaimFile(c.UID)
 		b.disk.Before = func(op disktest.Op, name string) error {
 			if op == disktest.Rename && name == file {
 				if written {
-					data, _ := c.file()
+					data, _ := c.Encode()
 					if err := os.WriteFile(file, data, 0o600); err != nil {
 						t.Fatal(err)
 					}
@@ -335,11 +264,11 @@ func TestUnsure(t *testing.T) {
 			}
 			return nil
 		}
-		if err := b.AllocateClaim(c, Allocated, s); !errors.Is(err, syscall.EIO) || b.state(c) != Uncertain {
+		if err := b.AllocateClaim(c, allocation.Allocated, s); !errors.Is(err, syscall.EIO) || b.state(c) != allocation.Uncertain {
 			t.Fatalf("%v, %v", b.state(c), err)
 		}
 		b.mustRefuse(other, s, "in use by claim default/c")
-		if err := b.AllocateClaim(c, Allocated, s); !errors.Is(err, syscall.EIO) || b.state(c) != Uncertain {
+		if err := b.AllocateClaim(c, allocation.Allocated, s); !errors.Is(err, syscall.EIO) || b.state(c) != allocation.Uncertain {
 			t.Errorf("read again before anything else: %v, %v", b.state(c), err)
 		}
 		b.disk.Before, b.disk.BeforeRead = nil, nil
@@ -347,12 +276,12 @@ func TestUnsure(t *testing.T) {
 			t.Fatal(err)
 		}
 		if written {
-			if b.state(c) != Allocated || !b.notes.of[c.Key()] {
+			if b.state(c) != allocation.Allocated || !b.notes.of[c.Key()] {
 				t.Errorf("it was written: %v, outputs %v", b.state(c), b.notes.of)
 			}
 			continue
 		}
-		if b.state(c) != None {
+		if b.state(c) != allocation.None {
 			t.Errorf("it was not written: %v", b.state(c))
 		}
 		b.mustGive(other, s)
@@ -362,13 +291,13 @@ func TestUnsure(t *testing.T) {
 // An output that fails leaves the claim given, and is tried again.
 func TestOutputsAreReconciled(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
-	c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	c := stocktest.Claim("c", s["a"])
 	b.notes.fails = syscall.ENOSPC
-	if err := b.AllocateClaim(c, Allocated, s); err != nil {
+	if err := b.AllocateClaim(c, allocation.Allocated, s); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Write(c.Key()); !errors.Is(err, syscall.ENOSPC) || b.state(c) != Allocated {
+	if err := b.Write(c.Key()); !errors.Is(err, syscall.ENOSPC) || b.state(c) != allocation.Allocated {
 		t.Fatalf("%v, %v", b.state(c), err)
 	}
 	b.notes.fails = nil
@@ -406,22 +335,22 @@ func TestFailedEndLeavesClaimGiven(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			s := host(gpu("a", 128))
-			c := claim("c", s["a"])
+			s := stocktest.New(stocktest.NewGPU("a", 128))
+			c := stocktest.Claim("c", s["a"])
 			b.mustGive(c, s)
 			fails(b, true)
-			if err := b.End(c.UID, s); !errors.Is(err, syscall.EROFS) || b.state(c) != Allocated {
+			if err := b.End(c.UID, s); !errors.Is(err, syscall.EROFS) || b.state(c) != allocation.Allocated {
 				t.Fatalf("%v, %v", b.state(c), err)
 			}
 			fails(b, false)
-			if err := b.ReconcileFiles(t.Context()); err != nil || b.state(c) != Allocated || !b.notes.of[c.Key()] {
+			if err := b.ReconcileFiles(t.Context()); err != nil || b.state(c) != allocation.Allocated || !b.notes.of[c.Key()] {
 				t.Errorf("%v, outputs %v, %v", b.state(c), b.notes.of, err)
 			}
-			b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
-			if err := b.End(c.UID, s); err != nil || b.state(c) != None || b.notes.of[c.Key()] {
+			b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim default/c")
+			if err := b.End(c.UID, s); err != nil || b.state(c) != allocation.None || b.notes.of[c.Key()] {
 				t.Errorf("once more: %v, outputs %v, %v", b.state(c), b.notes.of, err)
 			}
-			b.mustGive(claim("other", s["a"]), s)
+			b.mustGive(stocktest.Claim("other", s["a"]), s)
 		})
 	}
 }
@@ -430,8 +359,8 @@ func TestFailedEndLeavesClaimGiven(t *testing.T) {
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		s := host(gpu("a", 128))
-		c := claim("c", s["a"])
+		s := stocktest.New(stocktest.NewGPU("a", 128))
+		c := stocktest.Claim("c", s["a"])
 		b.mustGive(c, s)
 		delete(b.notes.of, c.Key())
 		b.notes.fails = syscall.EROFS
@@ -473,8 +402,8 @@ func TestDirectoriesAreSynchronised(t *testing.T) {
 		return nil
 	}
 	b.open()
-	s := host(gpu("a", 128))
-	b.mustGive(claim("c", s["a"]), s)
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	b.mustGive(stocktest.Claim("c", s["a"]), s)
 	if err := errors.Join(os.RemoveAll(b.config.Dir), os.Mkdir(b.config.Dir, 0o700)); err != nil {
 		t.Fatal(err)
 	}
@@ -494,8 +423,8 @@ func TestDirectoriesAreSynchronised(t *testing.T) {
 // ledger is opened.
 func TestOutputsThatCannotBeSwept(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
-	b.mustGive(claim("c", s["a"]), s)
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	b.mustGive(stocktest.Claim("c", s["a"]), s)
 	b.notes.of["uid-gone"], b.notes.fails = true, errors.New("no")
 	b.open()
 	if !b.notes.of["uid-gone"] {
@@ -510,11 +439,11 @@ func TestOutputsThatCannotBeSwept(t *testing.T) {
 // The file of a claim is removed last, and a file that cannot be removed keeps the claim.
 func TestEndThatFails(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
-	c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	c := stocktest.Claim("c", s["a"])
 	b.mustGive(c, s)
 	b.disk.Before = func(op disktest.Op, name string) error {
-		if op == disktest.Remove && name == b.files.claimFile(c.UID) {
+		if op == disktest.Remove && name == b.files.ClaimFile(c.UID) {
 			return syscall.EROFS
 		}
 		return nil
@@ -522,10 +451,10 @@ func TestEndThatFails(t *testing.T) {
 	if err := b.End(c.UID, s); !errors.Is(err, syscall.EROFS) || b.notes.of[c.Key()] {
 		t.Fatalf("outputs %v, %v", b.notes.of, err)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim default/c")
 	b.disk.Before = nil
 	b.open()
-	if b.state(c) != Allocated || !b.notes.of[c.Key()] {
+	if b.state(c) != allocation.Allocated || !b.notes.of[c.Key()] {
 		t.Errorf("after a crash it is %v, outputs %v: it must be what its file says", b.state(c), b.notes.of)
 	}
 }
@@ -533,7 +462,7 @@ func TestEndThatFails(t *testing.T) {
 // If many owners want one device at once, exactly one gets the device.
 func TestGiveAtOnce(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
+	s := stocktest.New(stocktest.NewGPU("a", 128))
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	given := 0
@@ -541,13 +470,13 @@ func TestGiveAtOnce(t *testing.T) {
 		group.Go(func() {
 			var err error
 			if i%2 == 0 {
-				c := claim(fmt.Sprint(i), s["a"])
+				c := stocktest.Claim(fmt.Sprint(i), s["a"])
 				unlock, _ := b.Lock(context.Background(), c.Key())
 				defer unlock()
-				err = errors.Join(b.AllocateClaim(c, Allocated, s), b.Write(c.Key()))
+				err = errors.Join(b.AllocateClaim(c, allocation.Allocated, s), b.Write(c.Key()))
 			} else {
-				g := &Grant{Resource: "ours/gpu", ID: fmt.Sprint(i), Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
-				err = b.Grants.AllocateIDs(s, []*Grant{g})
+				g := &allocation.Grant{Resource: "ours/gpu", ID: fmt.Sprint(i), Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
+				err = b.Grants.AllocateIDs(s, []*allocation.Grant{g})
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -567,7 +496,7 @@ func TestGiveAtOnce(t *testing.T) {
 // that has the device is not checked again: its own pod has the device open.
 func TestOpenedDevice(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
 	who := ""
 	b.config.OpenBy = func(d *discovery.Device, own []types.UID) string {
 		if d.Name != "a" || slices.Contains(own, "own") {
@@ -576,18 +505,18 @@ func TestOpenedDevice(t *testing.T) {
 		return who
 	}
 	b.open()
-	first, next := claim("first", s["a"], s["b"]), claim("next", s["b"])
-	grant := &Grant{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
+	first, next := stocktest.Claim("first", s["a"], s["b"]), stocktest.Claim("next", s["b"])
+	grant := &allocation.Grant{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
 
 	who = "process 47"
-	if err := b.AllocateClaim(first, Configuring, s); err != nil {
+	if err := b.AllocateClaim(first, allocation.Configuring, s); err != nil {
 		t.Fatal(err)
 	}
 	freed := b.FreedSignal()
 	b.mustRefuse(first, s, "device a is in use by process 47")
 	first.Users = []types.UID{"other"}
 	b.mustRefuse(first, s, "device a is in use by process 47")
-	if got := b.state(first); got != Configuring {
+	if got := b.state(first); got != allocation.Configuring {
 		t.Errorf("state %v after a refusal", got)
 	}
 	select {
@@ -604,11 +533,11 @@ func TestOpenedDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	blocked, ok := errors.AsType[*Blocked](b.Grants.AllocateIDs(s, []*Grant{grant}))
-	if !ok || !blocked.Reclaiming || blocked.OwnerText() != who {
+	blocked, ok := errors.AsType[*exclusion.Blocked](b.Grants.AllocateIDs(s, []*allocation.Grant{grant}))
+	if !ok || !blocked.Reclaiming || blocked.OwnerText != who {
 		t.Errorf("a container is refused with %v", blocked)
 	}
-	own := claim("own", s["a"])
+	own := stocktest.Claim("own", s["a"])
 	own.Users = []types.UID{"own"}
 	b.mustGive(own, s) // the claim's own pod has the device open, and the files of the ledger were lost
 	if err := b.End(own.UID, s); err != nil {
@@ -617,15 +546,15 @@ func TestOpenedDevice(t *testing.T) {
 	if len(b.View(s).Grants()) > 0 {
 		t.Error("a grant that was refused is in the ledger")
 	}
-	shared := &Grant{Resource: "ours/shared", ID: "a-1", Devices: []string{"a"}, Silicon: []string{"a"}}
-	if err := b.Grants.AllocateIDs(s, []*Grant{shared}); err != nil {
+	shared := &allocation.Grant{Resource: "ours/shared", ID: "a-1", Devices: []string{"a"}, Silicon: []string{"a"}}
+	if err := b.Grants.AllocateIDs(s, []*allocation.Grant{shared}); err != nil {
 		t.Errorf("a share is refused while the container of another share has the device open: %v", err)
 	}
-	if err := b.Grants.EndGrants([]*Grant{shared}); err != nil {
+	if err := b.Grants.EndGrants([]*allocation.Grant{shared}); err != nil {
 		t.Error(err)
 	}
 	who = ""
-	if err := b.Grants.AllocateIDs(s, []*Grant{grant}); err != nil {
+	if err := b.Grants.AllocateIDs(s, []*allocation.Grant{grant}); err != nil {
 		t.Error(err)
 	}
 }
@@ -633,29 +562,29 @@ func TestOpenedDevice(t *testing.T) {
 // A wiped directory is written again from memory while the process lives.
 func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
-	c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	c := stocktest.Claim("c", s["a"])
 	b.mustGive(c, s)
-	g := &Grant{Resource: "ours/gpu", ID: "b", Devices: []string{"b"}, Silicon: []string{"b"}, Exclusive: true}
-	if err := b.Grants.AllocateIDs(s, []*Grant{g}); err != nil {
+	g := &allocation.Grant{Resource: "ours/gpu", ID: "b", Devices: []string{"b"}, Silicon: []string{"b"}, Exclusive: true}
+	if err := b.Grants.AllocateIDs(s, []*allocation.Grant{g}); err != nil {
 		t.Fatal(err)
 	}
-	want, _ := os.ReadFile(b.files.claimFile(c.UID))
+	want, _ := os.ReadFile(b.files.ClaimFile(c.UID))
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(b.files.claimFile(c.UID)); err != nil || !bytes.Equal(got, want) {
+	if got, err := os.ReadFile(b.files.ClaimFile(c.UID)); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the record is %q, %v", got, err)
 	}
 	b.open()
-	b.mustRefuse(claim("other", s["a"]), s, "in use by claim default/c")
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim default/c")
 	b.config.Listings = true
 	b.open()
-	b.mustRefuse(claim("other", s["b"]), s, "container")
-	if data, err := os.ReadFile(b.files.path(bootFile)); err != nil || !strings.HasPrefix(string(data), "boot-1\n") {
+	b.mustRefuse(stocktest.Claim("other", s["b"]), s, "container")
+	if data, err := os.ReadFile(b.files.Path(allocation.BootFile)); err != nil || !strings.HasPrefix(string(data), "boot-1\n") {
 		t.Errorf("boot is %q, %v", data, err)
 	}
 }
@@ -671,7 +600,7 @@ func TestSameViews(t *testing.T) {
 	if !l.View(nil).SameAs(empty) {
 		t.Error("two views without an entry are not the same")
 	}
-	if err := l.AllocateClaim(l.NewClaim("uid", "default", "one"), Allocated, nil); err != nil {
+	if err := l.AllocateClaim(l.NewClaim("uid", "default", "one"), allocation.Allocated, nil); err != nil {
 		t.Fatal(err)
 	}
 	if l.View(nil).SameAs(empty) {

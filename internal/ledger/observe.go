@@ -9,6 +9,8 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // unlistedFor is the reason to block devices without a recorded owner until PodResources has listed
@@ -22,11 +24,11 @@ const DefaultTermination = 30 * time.Second
 
 // listingState is the content of PodResources.
 type listingState struct {
-	whole       bool                // PodResources has listed all pods at least once
-	wholeSince  time.Time           // time since when each answer has listed all pods, zero after an incomplete answer
-	lastRequest time.Time           // time of the last request, zero if its answer was incomplete
-	ids         map[string]sighting // allocated IDs of any resource, with their containers
-	foreign     map[string]*Grant   // allocations of other plugins
+	whole       bool                         // PodResources has listed all pods at least once
+	wholeSince  time.Time                    // time since when each answer has listed all pods, zero after an incomplete answer
+	lastRequest time.Time                    // time of the last request, zero if its answer was incomplete
+	ids         map[string]sighting          // allocated IDs of any resource, with their containers
+	foreign     map[string]*allocation.Grant // allocations of other plugins
 }
 
 // sighting is a present or recent ID in PodResources.
@@ -39,7 +41,7 @@ type sighting struct {
 // PodResources did not answer. Listed grants get their container. Grants end when complete listings
 // have left them out for long enough. ObserveListing calls stock while the ledger is locked, so a
 // concurrent [Grants.RecogniseListed] runs afterwards.
-func (gs *Grants) ObserveListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
+func (gs *Grants) ObserveListing(at time.Time, said *kubeletapi.Listing, stock func() exclusion.Stock) error {
 	ended, adopted, changed := gs.observeListing(at, said, stock)
 	if !changed {
 		return nil
@@ -51,7 +53,7 @@ func (gs *Grants) ObserveListing(at time.Time, said *kubeletapi.Listing, stock f
 	return errors.Join(append(errs, gs.endReplaced(ended))...)
 }
 
-func (gs *Grants) observeListing(at time.Time, said *kubeletapi.Listing, stock func() Stock) (ended []Entry, adopted []string, changed bool) {
+func (gs *Grants) observeListing(at time.Time, said *kubeletapi.Listing, stock func() exclusion.Stock) (ended []allocation.Entry, adopted []string, changed bool) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	gs.listing.lastRequest = time.Time{}
@@ -87,7 +89,7 @@ func idsIn(said *kubeletapi.Listing) (ids map[string]sighting, running map[strin
 			for _, devices := range container.Devices {
 				running[name][devices.ResourceName] = true
 				for _, id := range devices.DeviceIds {
-					ids[GrantKey(devices.ResourceName, id)] = sighting{resource: devices.ResourceName, id: id, container: name}
+					ids[allocation.GrantKey(devices.ResourceName, id)] = sighting{resource: devices.ResourceName, id: id, container: name}
 				}
 			}
 		}
@@ -128,7 +130,7 @@ func laterOf(a, b time.Time) time.Time {
 // gracePeriod returns the grace period of a deleted pod's container.
 func (c *Config) gracePeriod(container string) time.Duration {
 	if c.Termination != nil {
-		o := (&Grant{Container: container}).Owner()
+		o := (&allocation.Grant{Container: container}).Owner()
 		if d, known := c.Termination(o.Namespace, o.Name); known {
 			return d
 		}
@@ -143,35 +145,35 @@ func (gs *Grants) confirmContainers(at time.Time, ids map[string]sighting) (chan
 		if a == nil {
 			continue
 		}
-		g := a.entry.(*Grant)
+		g := a.Entry.(*allocation.Grant)
 		// An answer to a request before the grant still has the previous container of the ID.
-		if a.state == Reserved || g.Since.After(at) || g.Container == s.container && g.missingSince.IsZero() && !g.isLost {
+		if a.State == allocation.Reserved || g.Since.After(at) || g.Container == s.container && g.MissingSince.IsZero() && !g.IsLost {
 			continue
 		}
 		confirmed := *g
 		changed = changed || g.Container != s.container
-		confirmed.Container, confirmed.missingSince, confirmed.isLost, confirmed.ended = s.container, time.Time{}, false, false
-		gs.replace(&confirmed, Allocated)
+		confirmed.Container, confirmed.MissingSince, confirmed.IsLost, confirmed.PodEnded = s.container, time.Time{}, false, false
+		gs.replace(&confirmed, allocation.Allocated)
 	}
 	return changed
 }
 
 // replace stores another version of a grant. The outputs of both versions are the same.
-func (gs *Grants) replace(g *Grant, state State) {
+func (gs *Grants) replace(g *allocation.Grant, state allocation.State) {
 	if gs.listing.foreign[g.Key()] != nil {
 		gs.listing.foreign[g.Key()] = g
 	}
-	gs.accounts.put(newAccount(g, state))
+	gs.accounts.put(exclusion.NewAccount(g, state))
 }
 
 // LostGrants returns the grants whose containers PodResources lists without them: the kubelet lost
 // its checkpoint, or the pod has ended. Kubelets up to 1.33 list ended pods too, without their
 // devices (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.28 to 1.32).
-func (gs *Grants) LostGrants() (lost []*Grant) {
+func (gs *Grants) LostGrants() (lost []*allocation.Grant) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	for _, a := range gs.accounts.sorted() {
-		if g, ok := a.entry.(*Grant); ok && g.isLost {
+		if g, ok := a.Entry.(*allocation.Grant); ok && g.IsLost {
 			lost = append(lost, g)
 		}
 	}
@@ -180,16 +182,16 @@ func (gs *Grants) LostGrants() (lost []*Grant) {
 
 // PodsEnded records the end of the pods of lost grants: PodResources will never list the grants
 // again.
-func (gs *Grants) PodsEnded(grants []*Grant) {
+func (gs *Grants) PodsEnded(grants []*allocation.Grant) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	for _, g := range grants {
-		if a := gs.accounts.byKey[g.Key()]; a == nil || a.entry != Entry(g) {
+		if a := gs.accounts.byKey[g.Key()]; a == nil || a.Entry != allocation.Entry(g) {
 			continue
 		}
 		ended := *g
-		ended.isLost, ended.ended, ended.missingSince = false, true, time.Now()
-		gs.replace(&ended, Allocated)
+		ended.IsLost, ended.PodEnded, ended.MissingSince = false, true, time.Now()
+		gs.replace(&ended, allocation.Allocated)
 	}
 }
 
@@ -197,16 +199,16 @@ func (gs *Grants) PodsEnded(grants []*Grant) {
 // The device plugin API may reuse the ID earlier than DRA may use the device: the kubelet waits for
 // its own containers, but removes a force-deleted pod from its records at once, while the
 // containers still use up their grace period.
-func (gs *Grants) endAbsent(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
+func (gs *Grants) endAbsent(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []allocation.Entry, changed bool) {
 	for _, a := range gs.accounts.sorted() {
-		g, ok := a.entry.(*Grant)
-		if !ok || a.state == Reserved {
+		g, ok := a.Entry.(*allocation.Grant)
+		if !ok || a.State == allocation.Reserved {
 			continue
 		}
 		if still := gs.config.remainingContainers(g, running); len(still) < len(g.Earlier) {
 			alone := *g
 			alone.Earlier, changed = still, true
-			gs.replace(&alone, a.state)
+			gs.replace(&alone, a.State)
 			g = &alone
 		}
 		if g.Container == "" {
@@ -217,29 +219,29 @@ func (gs *Grants) endAbsent(at time.Time, ids map[string]sighting, running map[s
 			continue
 		}
 		if gs.config.runsStill(g, running) {
-			if !g.isLost {
+			if !g.IsLost {
 				lost := *g
-				lost.isLost, lost.missingSince = true, time.Time{}
-				gs.replace(&lost, Allocated)
+				lost.IsLost, lost.MissingSince = true, time.Time{}
+				gs.replace(&lost, allocation.Allocated)
 			}
 			continue
 		}
-		if g.missingSince.IsZero() || g.isLost {
+		if g.MissingSince.IsZero() || g.IsLost {
 			left := *g
-			left.missingSince, left.isLost = at, false
-			gs.replace(&left, Allocated)
+			left.MissingSince, left.IsLost = at, false
+			gs.replace(&left, allocation.Allocated)
 			continue
 		}
-		left := gs.listing.leftOut(g.missingSince)
+		left := gs.listing.leftOut(g.MissingSince)
 		switch until := left.Add(gs.config.Patience + gs.config.gracePeriod(g.Container)); {
 		case at.Sub(left) < gs.config.Patience:
 		case at.Before(laterOf(until, g.Until)) || len(g.Earlier) > 0:
-			gs.accounts.put(newAccount(g, Ending))
+			gs.accounts.put(exclusion.NewAccount(g, allocation.Ending))
 		case gs.listing.foreign[key] != nil:
 			delete(gs.listing.foreign, key)
 			gs.accounts.drop(key)
 		default:
-			gs.accounts.put(newAccount(g, Ending)) // until the outputs are removed
+			gs.accounts.put(exclusion.NewAccount(g, allocation.Ending)) // until the outputs are removed
 			ended, changed = append(ended, g), true
 		}
 	}
@@ -248,9 +250,9 @@ func (gs *Grants) endAbsent(at time.Time, ids map[string]sighting, running map[s
 
 // remainingContainers returns the listed earlier containers of a grant's ID, except containers of
 // ended pods.
-func (c *Config) remainingContainers(g *Grant, running map[string]map[string]bool) (still []string) {
+func (c *Config) remainingContainers(g *allocation.Grant, running map[string]map[string]bool) (still []string) {
 	for _, name := range g.Earlier {
-		o := (&Grant{Container: name}).Owner()
+		o := (&allocation.Grant{Container: name}).Owner()
 		if _, listed := running[name]; listed && (c.RequestsResource == nil || c.mayAsk(o, g.Resource)) {
 			still = append(still, name)
 		}
@@ -260,16 +262,16 @@ func (c *Config) remainingContainers(g *Grant, running map[string]map[string]boo
 
 // runsStill reports whether the kubelet lists the container of a grant without a resource of its
 // pod's requests, as a kubelet does after the loss of its checkpoint.
-func (c *Config) runsStill(g *Grant, running map[string]map[string]bool) bool {
+func (c *Config) runsStill(g *allocation.Grant, running map[string]map[string]bool) bool {
 	resources, listed := running[g.Container]
-	if !listed || g.ended || resources[g.Resource] || c.RequestsResource == nil {
+	if !listed || g.PodEnded || resources[g.Resource] || c.RequestsResource == nil {
 		return false
 	}
 	return c.mayAsk(g.Owner(), g.Resource)
 }
 
 // mayAsk reports whether a pod requests a resource or its requests are unknown.
-func (c *Config) mayAsk(pod Owner, resource string) bool {
+func (c *Config) mayAsk(pod allocation.Owner, resource string) bool {
 	asks, known := c.RequestsResource(pod.Namespace, pod.Name, resource)
 	return asks || !known
 }
@@ -277,18 +279,18 @@ func (c *Config) mayAsk(pod Owner, resource string) bool {
 // adoptListed records listed IDs without a grant: as a grant if the resource is ours, otherwise for
 // as long as the ID is listed. A grant without devices gets the devices of its ID. adoptListed
 // returns the keys of the adopted grants.
-func (gs *Grants) adoptListed(at time.Time, s Stock) (adopted []string) {
+func (gs *Grants) adoptListed(at time.Time, s exclusion.Stock) (adopted []string) {
 	for _, a := range gs.accounts.sorted() {
-		g, ok := a.entry.(*Grant)
-		if !ok || len(g.Devices) > 0 || a.state == Reserved {
+		g, ok := a.Entry.(*allocation.Grant)
+		if !ok || len(g.Devices) > 0 || a.State == allocation.Reserved {
 			continue
 		}
 		if known, ours := s.WithID(g.Resource, g.ID); known != nil {
 			completed := *known
 			completed.Resource, completed.ID, completed.Since, completed.Container = g.Resource, g.ID, g.Since, g.Container
-			completed.missingSince, completed.isLost, completed.ended, completed.Until = g.missingSince, g.isLost, g.ended, g.Until
+			completed.MissingSince, completed.IsLost, completed.PodEnded, completed.Until = g.MissingSince, g.IsLost, g.PodEnded, g.Until
 			completed.Earlier = g.Earlier
-			gs.replace(&completed, a.state)
+			gs.replace(&completed, a.State)
 			if ours {
 				adopted = append(adopted, g.Key())
 			}
@@ -302,21 +304,21 @@ func (gs *Grants) adoptListed(at time.Time, s Stock) (adopted []string) {
 		if known == nil && !ours {
 			continue
 		}
-		g := &Grant{}
+		g := &allocation.Grant{}
 		if known != nil {
 			*g = *known
 		}
-		g.Resource, g.ID, g.Container, g.missingSince = seen.resource, seen.id, seen.container, seen.missingSince
+		g.Resource, g.ID, g.Container, g.MissingSince = seen.resource, seen.id, seen.container, seen.missingSince
 		if ours {
 			g.Since, adopted = at, append(adopted, key)
 		} else {
 			if gs.listing.foreign == nil {
-				gs.listing.foreign = make(map[string]*Grant)
+				gs.listing.foreign = make(map[string]*allocation.Grant)
 			}
 			g.HostFiles = nil // the files of the other plugin
 			gs.listing.foreign[key] = g
 		}
-		gs.accounts.put(newAccount(g, Allocated))
+		gs.accounts.put(exclusion.NewAccount(g, allocation.Allocated))
 	}
 	return adopted
 }
@@ -324,7 +326,7 @@ func (gs *Grants) adoptListed(at time.Time, s Stock) (adopted []string) {
 // RecogniseListed records what the last PodResources listing contains of the devices of a stock,
 // before any API offers the devices. RecogniseListed writes nothing, so the caller does not wait
 // for the disk; [Ledger.Run] writes. Before the ledger is open, RecogniseListed does nothing.
-func (gs *Grants) RecogniseListed(s Stock) {
+func (gs *Grants) RecogniseListed(s exclusion.Stock) {
 	if !gs.isOpen() {
 		return
 	}
@@ -339,7 +341,7 @@ func (gs *Grants) RecogniseListed(s Stock) {
 // AdoptListed records grants for the IDs in the last PodResources listing whose resources have
 // become ours. The agent calls AdoptListed before the registration of a resource with the kubelet:
 // a device list without the allocated IDs would make the pods fail.
-func (gs *Grants) AdoptListed(s Stock) error {
+func (gs *Grants) AdoptListed(s exclusion.Stock) error {
 	gs.mu.Lock()
 	for key, g := range gs.listing.foreign {
 		if _, ours := s.WithID(g.Resource, g.ID); ours {
@@ -371,19 +373,19 @@ func (gs *Grants) noteClaims(said *kubeletapi.Listing) {
 		return // other listed claims were prepared in an earlier boot, and are prepared again
 	}
 	for uid, devices := range claimsIn(said) {
-		if _, ended := gs.endTimes[uid]; !ended && gs.accounts.byKey[uid] == nil && gs.accounts.byKey[sealedKey(uid)] == nil {
-			gs.accounts.put(newAccount(seal(types.UID(uid), nil, devices, gs.config.Boot, false), Allocated))
+		if _, ended := gs.endTimes[uid]; !ended && gs.accounts.byKey[uid] == nil && gs.accounts.byKey[allocation.SealedKey(uid)] == nil {
+			gs.accounts.put(exclusion.NewAccount(allocation.Seal(types.UID(uid), nil, devices, gs.config.Boot, false), allocation.Allocated))
 			notify(gs.changed) // Run writes the entry
 		}
 	}
 }
 
 // claimsIn returns containers' devices from our claims, by the UID of the claim.
-func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
-	claims := make(map[string][]SealedDevice)
+func claimsIn(said *kubeletapi.Listing) map[string][]allocation.SealedDevice {
+	claims := make(map[string][]allocation.SealedDevice)
 	for _, name := range said.CDIDevices() {
 		if uid, device, ok := cdi.ParseID(name); ok {
-			claims[string(uid)] = append(claims[string(uid)], SealedDevice{Name: device})
+			claims[string(uid)] = append(claims[string(uid)], allocation.SealedDevice{Name: device})
 		}
 	}
 	return claims
@@ -392,10 +394,10 @@ func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
 // UnconfirmedGrants returns the grants from before a time without any PodResources listing, by
 // resource. Such a grant may belong to an init container, which PodResources leaves out
 // (pkg/kubelet/apis/podresources/server_v1.go, List).
-func (gs *Grants) UnconfirmedGrants(before time.Time) map[string][]*Grant {
+func (gs *Grants) UnconfirmedGrants(before time.Time) map[string][]*allocation.Grant {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	found := make(map[string][]*Grant)
+	found := make(map[string][]*allocation.Grant)
 	for _, g := range gs.sorted() {
 		if g.Container == "" && len(g.Earlier) == 0 && g.Since.Before(before) {
 			found[g.Resource] = append(found[g.Resource], g)

@@ -11,14 +11,17 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Open reads all entries and makes their outputs match. The caller holds the node's lock. problems
 // are failed reads and writes, which [Ledger.Run] repeats.
 func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
-	_, err = l.files.claims.Lstat(l.files.path(claimsDir))
+	_, err = l.files.Claims.Lstat(l.files.Path(allocation.ClaimsDir))
 	without := errors.Is(err, fs.ErrNotExist)
-	if err := l.files.makeDirs(); err != nil {
+	if err := l.files.MakeDirs(); err != nil {
 		return nil, fmt.Errorf("open ledger: %w", err)
 	}
 	problems = append(problems, l.removeTemporary(0))
@@ -31,7 +34,7 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	problems = append(problems, err)
 	if l.bootRecorded && without {
 		l.recordsLost = true
-		problems = append(problems, l.files.writeSynced(bootFile, l.bootText()))
+		problems = append(problems, l.files.WriteSynced(allocation.BootFile, l.bootText()))
 	}
 	more, err := l.readClaims(named, past)
 	if err != nil {
@@ -39,17 +42,17 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	}
 	problems = append(problems, more...)
 	for key, devices := range named {
-		if l.accounts.byKey[key] == nil && l.accounts.byKey[sealedKey(key)] == nil && !past {
+		if l.accounts.byKey[key] == nil && l.accounts.byKey[allocation.SealedKey(key)] == nil && !past {
 			klog.FromContext(ctx).Info("A claim has a CDI spec and no record; what the spec names is kept for it until it is unprepared", "uid", key)
-			l.accounts.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Allocated))
+			l.accounts.put(exclusion.NewAccount(allocation.Seal(types.UID(key), nil, devices, l.config.Boot, past), allocation.Allocated))
 			notify(l.changed) // Run writes the entry
 		}
 	}
 	problems = append(problems, l.dropPast(false), l.Grants.read())
 	problems = append(problems, l.outputs.sweepOrphans(l.RemoveUnknown))
 	for _, a := range l.accounts.sorted() {
-		if a.state == Allocated {
-			problems = append(problems, l.Write(a.entry.Key()))
+		if a.State == allocation.Allocated {
+			problems = append(problems, l.Write(a.Entry.Key()))
 		}
 	}
 	close(l.openedSignal)
@@ -58,7 +61,7 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 
 // readBoot reports whether all claims with records are of an earlier boot.
 func (l *Ledger) readBoot() (past bool, err error) {
-	data, err := l.files.read(bootFile)
+	data, err := l.files.Read(allocation.BootFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		l.recordsLost = true // or an earlier version of the agent wrote none
 		return false, nil
@@ -85,8 +88,8 @@ func (l *Ledger) bootText() []byte {
 }
 
 // readClaims reads the files of all claims.
-func (l *Ledger) readClaims(named map[string][]SealedDevice, past bool) (problems []error, err error) {
-	files, err := l.files.claims.ListDir(l.files.path(claimsDir))
+func (l *Ledger) readClaims(named map[string][]allocation.SealedDevice, past bool) (problems []error, err error) {
+	files, err := l.files.Claims.ListDir(l.files.Path(allocation.ClaimsDir))
 	if err != nil {
 		return nil, err
 	}
@@ -95,9 +98,9 @@ func (l *Ledger) readClaims(named map[string][]SealedDevice, past bool) (problem
 		uid := types.UID(strings.TrimSuffix(name, filepath.Ext(name)))
 		switch extension := filepath.Ext(name); {
 		case strings.HasPrefix(name, "."):
-		case extension == claimExtension:
+		case extension == allocation.ClaimExtension:
 			problems = append(problems, l.readClaim(uid, named[string(uid)], past))
-		case strings.HasPrefix(extension, badExtension):
+		case strings.HasPrefix(extension, allocation.BadExtension):
 			problems = append(problems, l.readAside(uid, name, named[string(uid)], past))
 		}
 	}
@@ -106,72 +109,72 @@ func (l *Ledger) readClaims(named map[string][]SealedDevice, past bool) (problem
 
 // readClaim reads the file of a claim, or sets an invalid file aside. A temporarily unreadable file
 // stays in place.
-func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error {
-	file := l.files.claimFile(uid)
-	data, err := l.files.read(filepath.Join(claimsDir, string(uid)+claimExtension))
+func (l *Ledger) readClaim(uid types.UID, named []allocation.SealedDevice, past bool) error {
+	file := l.files.ClaimFile(uid)
+	data, err := l.files.Read(filepath.Join(allocation.ClaimsDir, string(uid)+allocation.ClaimExtension))
 	if err != nil {
-		sealed := seal(uid, nil, named, l.config.Boot, past)
-		sealed.unread = true
-		l.accounts.put(sealed.newAccount())
+		sealed := allocation.Seal(uid, nil, named, l.config.Boot, past)
+		sealed.Unread = true
+		l.accounts.put(newSealedAccount(sealed))
 		return fmt.Errorf("record %s: %w; it is read again, and until then the devices that its claim may have stay with it", file, err)
 	}
-	c, err := DecodeClaim(data)
+	c, err := allocation.DecodeClaim(data)
 	if err == nil && c.UID != uid {
 		err = fmt.Errorf("is of claim %s", c.UID)
 	}
 	if err == nil {
-		l.accounts.put(newAccount(c, l.config.stateOf(c)))
+		l.accounts.put(exclusion.NewAccount(c, l.config.stateOf(c)))
 		return nil
 	}
-	sealed := l.mergeSealed(seal(uid, data, named, l.config.Boot, past))
-	l.accounts.put(sealed.newAccount())
-	if sealed.past {
+	sealed := l.mergeSealed(allocation.Seal(uid, data, named, l.config.Boot, past))
+	l.accounts.put(newSealedAccount(sealed))
+	if sealed.EarlierBoot {
 		return nil // a power failure damaged the file, and it is removed
 	}
 	return errors.Join(fmt.Errorf("record %s: %w; it is set aside, and the devices that it names stay with its claim until that is unprepared", file, err),
-		l.files.setAside(uid))
+		l.files.SetAside(uid))
 }
 
 // stateOf returns the state of a claim from a file.
-func (config *Config) stateOf(c *Claim) State {
+func (config *Config) stateOf(c *allocation.Claim) allocation.State {
 	switch {
 	case c.Boot != config.Boot:
-		return Ended
+		return allocation.Ended
 	case c.Configuring:
-		return Configuring
+		return allocation.Configuring
 	}
-	return Allocated
+	return allocation.Allocated
 }
 
 // mergeSealed merges a sealed entry with the claim's other sealed entry.
-func (l *Ledger) mergeSealed(s *Sealed) *Sealed {
+func (l *Ledger) mergeSealed(s *allocation.Sealed) *allocation.Sealed {
 	if a := l.accounts.byKey[s.Key()]; a != nil {
-		other := a.entry.(*Sealed)
-		s.Devices, s.all = append(s.Devices, other.Devices...), s.all || other.all
-		s.past = s.past && other.past
+		other := a.Entry.(*allocation.Sealed)
+		s.Devices, s.AnyDevice = append(s.Devices, other.Devices...), s.AnyDevice || other.AnyDevice
+		s.EarlierBoot = s.EarlierBoot && other.EarlierBoot
 	}
 	return s
 }
 
 // readAside reads a set-aside file. If the agent understands the file, as a newer version may, and
 // the claim has no other file, the file becomes the claim's record again.
-func (l *Ledger) readAside(uid types.UID, name string, named []SealedDevice, past bool) error {
-	aside := filepath.Join(claimsDir, name)
-	data, readErr := l.files.read(aside)
-	if c, err := DecodeClaim(data); readErr == nil && err == nil && c.UID == uid {
-		_, statErr := l.files.claims.Lstat(l.files.claimFile(uid))
-		others, err := l.files.asideOf(uid)
-		if errors.Is(statErr, fs.ErrNotExist) && err == nil && len(others) == 1 && l.files.claims.Rename(l.files.path(aside), l.files.claimFile(uid)) == nil {
-			l.accounts.put(newAccount(c, l.config.stateOf(c)))
+func (l *Ledger) readAside(uid types.UID, name string, named []allocation.SealedDevice, past bool) error {
+	aside := filepath.Join(allocation.ClaimsDir, name)
+	data, readErr := l.files.Read(aside)
+	if c, err := allocation.DecodeClaim(data); readErr == nil && err == nil && c.UID == uid {
+		_, statErr := l.files.Claims.Lstat(l.files.ClaimFile(uid))
+		others, err := l.files.AsideFiles(uid)
+		if errors.Is(statErr, fs.ErrNotExist) && err == nil && len(others) == 1 && l.files.Claims.Rename(l.files.Path(aside), l.files.ClaimFile(uid)) == nil {
+			l.accounts.put(exclusion.NewAccount(c, l.config.stateOf(c)))
 			return nil
 		}
 	}
-	l.accounts.put(l.mergeSealed(seal(uid, data, named, l.config.Boot, past)).newAccount())
+	l.accounts.put(newSealedAccount(l.mergeSealed(allocation.Seal(uid, data, named, l.config.Boot, past))))
 	return readErr
 }
 
-// isBootID reports whether a text may be the ID of another boot than the present one. A damaged file is
-// not evidence of another boot. All boot IDs of a kernel have the same length.
+// isBootID reports whether a text may be the ID of another boot than the present one. A damaged
+// file is not evidence of another boot. All boot IDs of a kernel have the same length.
 func isBootID(text, present string) bool {
 	return len(text) == len(present) && strings.Trim(text, "-0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }

@@ -6,16 +6,18 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // Output is a kind of file that exists because of entries. An Output ignores entries without such
 // files.
 type Output interface {
 	// Write makes the files of an entry match the entry.
-	Write(e Entry) error
+	Write(e allocation.Entry) error
 
 	// Remove removes the files of an entry, except files of other entries.
-	Remove(e Entry, others []Entry) error
+	Remove(e allocation.Entry, others []allocation.Entry) error
 
 	// RemoveOrphans calls look for each claim with files. The remove function removes the claim's
 	// files; look calls remove for an unknown claim.
@@ -25,8 +27,9 @@ type Output interface {
 // ClaimForgetter is an Output with stored copies of its files, which cannot be computed from an
 // entry.
 type ClaimForgetter interface {
-	// ForgetClaim removes the copies of a claim's files. The ledger calls ForgetClaim after everything
-	// else of the claim is removed: if the end of a claim fails, the claim is prepared again.
+	// ForgetClaim removes the copies of a claim's files. The ledger calls ForgetClaim after
+	// everything else of the claim is removed: if the end of a claim fails, the claim is prepared
+	// again.
 	ForgetClaim(uid types.UID) error
 }
 
@@ -38,9 +41,9 @@ type TemporaryRemover interface {
 
 // Namer is an Output whose files name their owners.
 type Namer interface {
-	// Named returns the devices in the files of each owner, by key. If the owners with files cannot be
-	// determined, Named returns nil and an error.
-	Named() (map[string][]SealedDevice, error)
+	// Named returns the devices in the files of each owner, by key. If the owners with files cannot
+	// be determined, Named returns nil and an error.
+	Named() (map[string][]allocation.SealedDevice, error)
 }
 
 // GrantReplacer is an [Output] that acts when the kubelet allocates an ID to a container while the
@@ -48,7 +51,7 @@ type Namer interface {
 // not have yet.
 type GrantReplacer interface {
 	// GrantsReplaced is called with the earlier grants, which have ended.
-	GrantsReplaced(earlier []*Grant) error
+	GrantsReplaced(earlier []*allocation.Grant) error
 }
 
 // outputs are written in order, and removed in reverse order.
@@ -56,7 +59,7 @@ type outputs []Output
 
 // removeEntry removes the outputs of an entry in reverse order, except the files that other
 // entries share.
-func (all outputs) removeEntry(e Entry, others []Entry) error {
+func (all outputs) removeEntry(e allocation.Entry, others []allocation.Entry) error {
 	for _, o := range slices.Backward(all) {
 		if err := o.Remove(e, others); err != nil {
 			return err
@@ -65,10 +68,10 @@ func (all outputs) removeEntry(e Entry, others []Entry) error {
 	return nil
 }
 
-// namedDevices returns the devices in the outputs of claims, or nil if the claims with outputs are not
-// known.
-func (all outputs) namedDevices() (map[string][]SealedDevice, error) {
-	named := make(map[string][]SealedDevice)
+// namedDevices returns the devices in the outputs of claims, or nil if the claims with outputs are
+// not known.
+func (all outputs) namedDevices() (map[string][]allocation.SealedDevice, error) {
+	named := make(map[string][]allocation.SealedDevice)
 	var errs []error
 	for _, o := range all {
 		namer, ok := o.(Namer)

@@ -14,6 +14,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // reconcileInterval is the time between two comparisons of the files with the entries.
@@ -50,7 +52,7 @@ func (l *Ledger) ReconcileFiles(ctx context.Context) error {
 	accounts, left := l.accounts.sorted(), l.Grants.unremoved
 	l.Grants.unremoved = nil
 	l.mu.Unlock()
-	present, err := l.files.recordNames()
+	present, err := l.files.RecordNames()
 	errs := []error{read, err, l.removeTemporary(disk.Abandoned), l.outputs.sweepOrphans(l.RemoveUnknown)}
 	if len(left) > 0 {
 		errs = append(errs, l.Grants.endReplaced(left))
@@ -59,7 +61,7 @@ func (l *Ledger) ReconcileFiles(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		errs = append(errs, l.reconcileEntry(a.entry, present))
+		errs = append(errs, l.reconcileEntry(a.Entry, present))
 	}
 	return errors.Join(append(errs, l.restoreFiles())...)
 }
@@ -73,8 +75,8 @@ func (l *Ledger) RemoveUnknown(uid types.UID, remove func() error) (known bool, 
 		return true, nil
 	}
 	defer unlock()
-	for _, key := range []string{string(uid), sealedKey(string(uid))} {
-		if a := l.accountOf(key); a != nil && a.state != Ended {
+	for _, key := range []string{string(uid), allocation.SealedKey(string(uid))} {
+		if a := l.accountOf(key); a != nil && a.State != allocation.Ended {
 			return true, nil
 		}
 	}
@@ -84,8 +86,8 @@ func (l *Ledger) RemoveUnknown(uid types.UID, remove func() error) (known bool, 
 // removeTemporary removes temporary files of an age or older.
 func (c *core) removeTemporary(age time.Duration) error {
 	var errs []error
-	for _, dir := range append([]string{"", claimsDir, filepath.Dir(grantsFile)}, c.config.OtherDirs...) {
-		errs = append(errs, c.files.synced.SweepTemporary(c.files.path(dir), age, ""))
+	for _, dir := range append([]string{"", allocation.ClaimsDir, filepath.Dir(allocation.GrantsFile)}, c.config.OtherDirs...) {
+		errs = append(errs, c.files.Synced.SweepTemporary(c.files.Path(dir), age, ""))
 	}
 	for _, o := range c.outputs {
 		if t, ok := o.(TemporaryRemover); ok {
@@ -97,9 +99,9 @@ func (c *core) removeTemporary(age time.Duration) error {
 
 // reconcileEntry makes the files of one entry match the entry, unless a call for the entry is in
 // progress.
-func (l *Ledger) reconcileEntry(e Entry, present map[string]bool) error {
+func (l *Ledger) reconcileEntry(e allocation.Entry, present map[string]bool) error {
 	key := e.Key()
-	if s, ok := e.(*Sealed); ok {
+	if s, ok := e.(*allocation.Sealed); ok {
 		key = string(s.UID)
 	}
 	unlock, busy := l.locks.tryLock(key)
@@ -107,10 +109,10 @@ func (l *Ledger) reconcileEntry(e Entry, present map[string]bool) error {
 		return nil
 	}
 	defer unlock()
-	if s, ok := e.(*Sealed); ok {
+	if s, ok := e.(*allocation.Sealed); ok {
 		err := l.readSealed(s)
 		if a := l.accountOf(s.Key()); a != nil { // possibly another entry
-			err = errors.Join(err, l.restoreSealed(a.entry.(*Sealed), present))
+			err = errors.Join(err, l.restoreSealed(a.Entry.(*allocation.Sealed), present))
 		}
 		return err
 	}
@@ -121,7 +123,7 @@ func (l *Ledger) reconcileEntry(e Entry, present map[string]bool) error {
 	if now == nil {
 		return nil
 	}
-	if c, isClaim := now.entry.(*Claim); isClaim && now.has() && present != nil && !present[string(c.UID)+claimExtension] {
+	if c, isClaim := now.Entry.(*allocation.Claim); isClaim && isInUse(now) && present != nil && !present[string(c.UID)+allocation.ClaimExtension] {
 		if err := l.restoreClaim(c); err != nil {
 			return err
 		}
@@ -130,14 +132,14 @@ func (l *Ledger) reconcileEntry(e Entry, present map[string]bool) error {
 }
 
 // restoreClaim writes the lost file of a claim.
-func (l *Ledger) restoreClaim(c *Claim) error {
-	file := l.files.claimFile(c.UID)
-	if _, err := l.files.claims.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+func (l *Ledger) restoreClaim(c *allocation.Claim) error {
+	file := l.files.ClaimFile(c.UID)
+	if _, err := l.files.Claims.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 		return nil // written meanwhile
 	}
-	data, err := c.file()
+	data, err := c.Encode()
 	if err == nil {
-		_, err = l.files.writeClaim(c, data)
+		_, err = l.files.WriteClaim(c, data)
 	}
 	if err != nil {
 		return fmt.Errorf("write record %s again: %w", file, err)
@@ -147,22 +149,22 @@ func (l *Ledger) restoreClaim(c *Claim) error {
 
 // restoreSealed writes a record for a claim without a file. Otherwise the next agent would not know
 // the claim.
-func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
+func (l *Ledger) restoreSealed(s *allocation.Sealed, present map[string]bool) error {
 	a := l.accountOf(s.Key())
-	if a == nil || a.entry != Entry(s) || a.state == Ended || s.unread || present == nil {
+	if a == nil || a.Entry != allocation.Entry(s) || a.State == allocation.Ended || s.Unread || present == nil {
 		return nil
 	}
 	for name := range present {
-		if strings.HasPrefix(name, string(s.UID)+badExtension) {
+		if strings.HasPrefix(name, string(s.UID)+allocation.BadExtension) {
 			return nil
 		}
 	}
-	data, err := s.file(l.config.Boot)
+	data, err := s.Encode(l.config.Boot)
 	if err == nil {
 		err = l.sayBoot() // as before any file of a claim
 	}
 	if err == nil {
-		_, err = l.files.claims.Write(l.files.path(filepath.Join(claimsDir, string(s.UID)+badExtension+"0")), data, 0o600)
+		_, err = l.files.Claims.Write(l.files.Path(filepath.Join(allocation.ClaimsDir, string(s.UID)+allocation.BadExtension+"0")), data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("record claim %s: %w", s.UID, err)
@@ -171,30 +173,30 @@ func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 }
 
 // readSealed reads a previously unreadable file of a claim again.
-func (l *Ledger) readSealed(s *Sealed) error {
-	if a := l.accountOf(s.Key()); !s.unread || a == nil || a.entry != Entry(s) {
+func (l *Ledger) readSealed(s *allocation.Sealed) error {
+	if a := l.accountOf(s.Key()); !s.Unread || a == nil || a.Entry != allocation.Entry(s) {
 		return nil
 	}
 	if l.accountOf(string(s.UID)) != nil {
 		return nil // the claim was prepared again
 	}
-	data, err := l.files.claims.Read(l.files.claimFile(s.UID))
+	data, err := l.files.Claims.Read(l.files.ClaimFile(s.UID))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read record %s: %w", l.files.claimFile(s.UID), err)
+		return fmt.Errorf("read record %s: %w", l.files.ClaimFile(s.UID), err)
 	}
-	c, decodeErr := DecodeClaim(data)
+	c, decodeErr := allocation.DecodeClaim(data)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if decodeErr == nil && c.UID == s.UID {
 		l.accounts.drop(s.Key())
-		l.accounts.put(newAccount(c, l.config.stateOf(c)))
+		l.accounts.put(exclusion.NewAccount(c, l.config.stateOf(c)))
 		return nil
 	}
-	// The file is damaged and stays in place, or another program removed it. The claim keeps its devices
-	// until it ends.
+	// The file is damaged and stays in place, or another program removed it. The claim keeps its
+	// devices until it ends.
 	read := *s
-	read.unread = false
-	l.accounts.put(read.newAccount())
+	read.Unread = false
+	l.accounts.put(newSealedAccount(&read))
 	return nil
 }
 
@@ -205,7 +207,7 @@ func (l *Ledger) restoreFiles() error {
 	unsaved, some, booted := l.Grants.unsaved, len(l.Grants.sorted()) > 0, l.bootRecorded
 	l.mu.Unlock()
 	var errs []error
-	if _, err := l.files.synced.Lstat(l.files.path(grantsFile)); unsaved || some && errors.Is(err, fs.ErrNotExist) {
+	if _, err := l.files.Synced.Lstat(l.files.Path(allocation.GrantsFile)); unsaved || some && errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, l.Grants.save())
 	}
 	if booted {
@@ -216,7 +218,7 @@ func (l *Ledger) restoreFiles() error {
 
 // Claims returns the prepared claims, and the claims in configuration, sorted by UID. Before the
 // ledger is open, there are none.
-func (l *Ledger) Claims() []*Claim {
+func (l *Ledger) Claims() []*allocation.Claim {
 	if !l.isOpen() {
 		return nil
 	}
@@ -226,20 +228,20 @@ func (l *Ledger) Claims() []*Claim {
 }
 
 // AllOwners returns all claims with an entry, of any boot, with their names if known.
-func (l *Ledger) AllOwners() []Owner {
+func (l *Ledger) AllOwners() []allocation.Owner {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	seen := make(map[types.UID]Owner)
+	seen := make(map[types.UID]allocation.Owner)
 	for _, a := range l.accounts.sorted() {
-		if o := a.entry.Owner(); o.UID != "" && (seen[o.UID].Name == "") {
+		if o := a.Entry.Owner(); o.UID != "" && (seen[o.UID].Name == "") {
 			seen[o.UID] = o
 		}
 	}
-	owners := make([]Owner, 0, len(seen))
+	owners := make([]allocation.Owner, 0, len(seen))
 	for _, o := range seen {
 		owners = append(owners, o)
 	}
-	slices.SortFunc(owners, func(a, b Owner) int { return strings.Compare(string(a.UID), string(b.UID)) })
+	slices.SortFunc(owners, func(a, b allocation.Owner) int { return strings.Compare(string(a.UID), string(b.UID)) })
 	return owners
 }
 

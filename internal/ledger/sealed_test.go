@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -17,14 +16,17 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
+	"chandler.dev/internal/ledger/stocktest"
 )
 
 var open = rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 
 // damage makes the file of a claim invalid.
-func (b *bench) damage(c *Claim) {
+func (b *bench) damage(c *allocation.Claim) {
 	b.t.Helper()
-	if err := os.WriteFile(b.files.claimFile(c.UID), nil, 0o600); err != nil {
+	if err := os.WriteFile(b.files.ClaimFile(c.UID), nil, 0o600); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -32,12 +34,12 @@ func (b *bench) damage(c *Claim) {
 // A claim with a damaged file and no spec may have any device. Only devices with unlimited sharing
 // are allocated until the claim is unprepared. After a reboot the claim blocks nothing.
 func TestDamagedFileWithoutSpec(t *testing.T) {
-	s := host(gpu("a", 128), gpu("b", 129), open)
-	s.withFile("a")
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129), open)
+	s.AddFile("a")
 	for name, boot := range map[string]string{"the same boot": "boot-1", "another boot": "boot-2"} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			c, other := claim("c", s["a"]), claim("other", s["b"])
+			c, other := stocktest.Claim("c", s["a"]), stocktest.Claim("other", s["b"])
 			other.Boot = boot
 			b.mustGive(c, s)
 			b.damage(c)
@@ -47,8 +49,8 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 				return
 			}
 			b.mustRefuse(other, s, "device b is in use by claim with UID uid-c, whose record cannot be read")
-			b.mustGive(claim("open", s["kvm"]), s)
-			b.mustGive(claim("c", s["a"]), s) // the claim itself can be prepared
+			b.mustGive(stocktest.Claim("open", s["kvm"]), s)
+			b.mustGive(stocktest.Claim("c", s["a"]), s) // the claim itself can be prepared
 			b.mustRefuse(other, s, "in use by claim with UID uid-c")
 			b.open()
 			b.mustRefuse(other, s, "in use by claim with UID uid-c")
@@ -56,7 +58,7 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.mustGive(other, s)
-			if left, _ := os.ReadDir(b.files.path(claimsDir)); len(left) != 2 {
+			if left, _ := os.ReadDir(b.files.Path(allocation.ClaimsDir)); len(left) != 2 {
 				t.Errorf("left: %v", left)
 			}
 		})
@@ -66,11 +68,11 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 // A file damaged by a power failure belongs to an earlier boot, also after the file boot has the
 // present boot, and for a later agent.
 func TestDamagedFileOfThePast(t *testing.T) {
-	s := host(gpu("a", 128), gpu("b", 129))
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
 	for name, at := range map[string]string{"removed at once": "", "removed when a claim is given": "uid-c"} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			c, other := claim("c", s["a"]), claim("other", s["b"])
+			c, other := stocktest.Claim("c", s["a"]), stocktest.Claim("other", s["b"])
 			other.Boot = "boot-2"
 			b.mustGive(c, s)
 			b.damage(c)
@@ -81,40 +83,33 @@ func TestDamagedFileOfThePast(t *testing.T) {
 				return nil
 			}
 			b.reboot("boot-2")
-			if err := b.AllocateClaim(other, Allocated, s); at != "" && !errors.Is(err, syscall.EROFS) {
+			if err := b.AllocateClaim(other, allocation.Allocated, s); at != "" && !errors.Is(err, syscall.EROFS) {
 				t.Errorf("the boot is said while the file is there: %v", err)
 			}
 			b.disk.Before = nil
 			b.mustGive(other, s)
 			b.open()
-			another := claim("another", s["a"])
+			another := stocktest.Claim("another", s["a"])
 			another.Boot = "boot-2"
 			b.mustGive(another, s)
-			if left, _ := os.ReadDir(b.files.path(claimsDir)); len(left) != 2 {
+			if left, _ := os.ReadDir(b.files.Path(allocation.ClaimsDir)); len(left) != 2 {
 				t.Errorf("left: %v", left)
 			}
 		})
 	}
 }
 
-func (s stock) withFile(name string) {
-	d := s[name]
-	d.Offers = []discovery.Offer{{Resource: "ours/gpu", IDs: []string{name}}}
-	d.Files = []discovery.HostFile{{Path: "/run/info/" + name + ".json", Text: "text"}}
-	s[name] = d
-}
-
 // The host files of a claim with unknown devices are the files of the host's devices without
 // another user.
 func TestFilesOfAClaimOfWhichNothingIsKnown(t *testing.T) {
-	s := host(gpu("a", 128), gpu("b", 129))
-	s.withFile("a")
-	s.withFile("b")
-	files := seal("uid-c", nil, nil, "boot-1", false).describedBy(s).Files()
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	s.AddFile("a")
+	s.AddFile("b")
+	files := describeSealed(allocation.Seal("uid-c", nil, nil, "boot-1", false), s).Files()
 	if len(files) != 2 {
 		t.Errorf("%v", files)
 	}
-	if files := seal("uid-c", nil, []SealedDevice{{Name: "a"}}, "boot-1", false).describedBy(s).Files(); len(files) != 1 || files[0].Path != "/run/info/a.json" {
+	if files := describeSealed(allocation.Seal("uid-c", nil, []allocation.SealedDevice{{Name: "a"}}, "boot-1", false), s).Files(); len(files) != 1 || files[0].Path != "/run/info/a.json" {
 		t.Errorf("of one whose spec names a device: %v", files)
 	}
 }
@@ -122,16 +117,16 @@ func TestFilesOfAClaimOfWhichNothingIsKnown(t *testing.T) {
 // A claim with a damaged file and a spec keeps the devices of the spec.
 func TestDamagedFileWithSpec(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129), part("card", "p0", 4), part("card", "p1", 4), part("card", "card", 8))
-	c := claim("c", s["a"], s["p0"])
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129), stocktest.NewPart("card", "p0", 4), stocktest.NewPart("card", "p1", 4), stocktest.NewPart("card", "card", 8))
+	c := stocktest.Claim("c", s["a"], s["p0"])
 	b.mustGive(c, s)
 	b.damage(c)
-	b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a-share-03"}, {Name: "p0"}}}
+	b.notes.names = map[string][]allocation.SealedDevice{"uid-c": {{Name: "a-share-03"}, {Name: "p0"}}}
 	b.open()
-	b.mustGive(claim("other", s["b"]), s)
-	b.mustGive(claim("part", s["p1"]), s)
-	b.mustRefuse(claim("another", s["a"]), s, "in use by claim with UID uid-c")
-	b.mustRefuse(claim("another", s["card"]), s, "in use by claim")
+	b.mustGive(stocktest.Claim("other", s["b"]), s)
+	b.mustGive(stocktest.Claim("part", s["p1"]), s)
+	b.mustRefuse(stocktest.Claim("another", s["a"]), s, "in use by claim with UID uid-c")
+	b.mustRefuse(stocktest.Claim("another", s["card"]), s, "in use by claim")
 	if !b.notes.of["uid-c"] {
 		t.Error("the spec of a claim whose record cannot be read is gone")
 	}
@@ -140,28 +135,28 @@ func TestDamagedFileWithSpec(t *testing.T) {
 // A claim of a newer agent keeps the devices in its file. A matching agent reads the file again.
 func TestNewerFile(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
-	c := claim("c", s["a"])
-	c.Version, c.ReadableBy = Version+1, Version+1
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	c := stocktest.Claim("c", s["a"])
+	c.Version, c.ReadableBy = allocation.Version+1, allocation.Version+1
 	b.mustGive(c, s)
 	b.open()
 	if !b.IsSealed(c.UID) {
 		t.Fatal("it is understood")
 	}
-	b.mustGive(claim("other", s["b"]), s)
-	b.mustRefuse(claim("another", s["a"]), s, "in use by claim with UID uid-c")
+	b.mustGive(stocktest.Claim("other", s["b"]), s)
+	b.mustRefuse(stocktest.Claim("another", s["a"]), s, "in use by claim with UID uid-c")
 }
 
 // One read error is not damage.
 func TestFileThatCannotBeReadAtPresent(t *testing.T) {
-	s := host(gpu("a", 128), gpu("b", 129))
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
 	for name, failures := range map[string]int{"once": 1, "for a while": 100} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			c := claim("c", s["a"])
+			c := stocktest.Claim("c", s["a"])
 			b.mustGive(c, s)
-			b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a"}}}
-			file := b.files.claimFile(c.UID)
+			b.notes.names = map[string][]allocation.SealedDevice{"uid-c": {{Name: "a"}}}
+			file := b.files.ClaimFile(c.UID)
 			b.disk.BeforeRead = func(name string) error {
 				if name == file && failures > 0 {
 					failures--
@@ -170,12 +165,12 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 				return nil
 			}
 			b.open()
-			b.mustRefuse(claim("other", s["a"]), s, "in use by claim")
+			b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim")
 			failures = 0
 			if err := b.ReconcileFiles(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if b.state(c) != Allocated || b.IsSealed(c.UID) {
+			if b.state(c) != allocation.Allocated || b.IsSealed(c.UID) {
 				t.Errorf("it is %v, sealed %t", b.state(c), b.IsSealed(c.UID))
 			}
 			if _, err := os.Lstat(file); err != nil {
@@ -188,11 +183,11 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 // If a file that cannot be read at present is removed by another program, the claim keeps its
 // devices until it ends, also for the next agent.
 func TestUnreadFileIsRemoved(t *testing.T) {
-	s := host(gpu("a", 128), gpu("b", 129))
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
 	b := newBench(t)
-	c := claim("c", s["a"])
+	c := stocktest.Claim("c", s["a"])
 	b.mustGive(c, s)
-	file := b.files.claimFile(c.UID)
+	file := b.files.ClaimFile(c.UID)
 	b.disk.BeforeRead = func(name string) error {
 		if name == file {
 			return syscall.EIO
@@ -207,23 +202,23 @@ func TestUnreadFileIsRemoved(t *testing.T) {
 	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "in use by claim")
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim")
 	b.open()
-	b.mustRefuse(claim("other", s["a"]), s, "in use by claim")
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim")
 	if err := b.End(c.UID, s); err != nil {
 		t.Fatal(err)
 	}
-	b.mustGive(claim("other", s["a"]), s)
+	b.mustGive(stocktest.Claim("other", s["a"]), s)
 }
 
 // If the agent's directory was removed and only the spec of a claim is left, the claim keeps the
 // devices of the spec until the claim is unprepared.
 func TestSpecWithoutFile(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
-	c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	c := stocktest.Claim("c", s["a"])
 	b.mustGive(c, s)
-	b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a"}}}
+	b.notes.names = map[string][]allocation.SealedDevice{"uid-c": {{Name: "a"}}}
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
@@ -233,30 +228,30 @@ func TestSpecWithoutFile(t *testing.T) {
 	default:
 		t.Error("it is not written down")
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID uid-c")
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim with UID uid-c")
 	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Lstat(b.files.path(bootFile)); err != nil {
+	if _, err := os.Lstat(b.files.Path(allocation.BootFile)); err != nil {
 		t.Errorf("it is written down before the boot is: %v", err)
 	}
-	b.mustGive(claim("another", s["b"]), s)
+	b.mustGive(stocktest.Claim("another", s["b"]), s)
 	if !b.notes.of["uid-c"] {
 		t.Error("the spec of a running pod is gone")
 	}
 	if err := b.End("uid-c", s); err != nil || b.notes.of["uid-c"] {
 		t.Errorf("unprepared: %v, outputs %v", err, b.notes.of)
 	}
-	b.mustGive(claim("other", s["a"]), s)
+	b.mustGive(stocktest.Claim("other", s["a"]), s)
 }
 
 // A claim that has only a CDI spec keeps the nodes of the spec when it is prepared again, even if
 // the device has other nodes now and the record of the sealed entry is damaged later.
 func TestNodesOfSpecWithoutFile(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
-	b.mustGive(claim("c", s["a"]), s)
-	b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a", Nodes: NodesOf("a", s)}}}
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	b.mustGive(stocktest.Claim("c", s["a"]), s)
+	b.notes.names = map[string][]allocation.SealedDevice{"uid-c": {{Name: "a", Nodes: exclusion.NodesOf("a", s)}}}
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
@@ -264,10 +259,10 @@ func TestNodesOfSpecWithoutFile(t *testing.T) {
 	if err := b.ReconcileFiles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	exchanged := host(gpu("a", 129), gpu("b", 128))
-	b.mustGive(claim("c", exchanged["a"]), exchanged)
-	b.notes.names["uid-c"][0].Nodes = NodesOf("a", exchanged) // the new spec
-	sealed := b.files.path(filepath.Join(claimsDir, "uid-c"+badExtension+"0"))
+	exchanged := stocktest.New(stocktest.NewGPU("a", 129), stocktest.NewGPU("b", 128))
+	b.mustGive(stocktest.Claim("c", exchanged["a"]), exchanged)
+	b.notes.names["uid-c"][0].Nodes = exclusion.NodesOf("a", exchanged) // the new spec
+	sealed := b.files.Path(filepath.Join(allocation.ClaimsDir, "uid-c"+allocation.BadExtension+"0"))
 	if _, err := os.Lstat(sealed); err != nil {
 		t.Fatal(err)
 	}
@@ -275,20 +270,20 @@ func TestNodesOfSpecWithoutFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.open()
-	b.mustRefuse(claim("other", exchanged["b"]), exchanged, "in use by claim default/c, which was given its nodes")
+	b.mustRefuse(stocktest.Claim("other", exchanged["b"]), exchanged, "in use by claim default/c, which was given its nodes")
 	if err := b.End("uid-c", exchanged); err != nil {
 		t.Fatal(err)
 	}
-	b.mustGive(claim("other", exchanged["b"]), exchanged)
+	b.mustGive(stocktest.Claim("other", exchanged["b"]), exchanged)
 }
 
 // The ledger stays closed while the specs cannot be listed. Otherwise a running pod whose claim has
 // only a spec would lose its device.
 func TestSpecsThatCannotBeListed(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
-	b.mustGive(claim("c", s["a"]), s)
-	b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a"}}}
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	b.mustGive(stocktest.Claim("c", s["a"]), s)
+	b.notes.names = map[string][]allocation.SealedDevice{"uid-c": {{Name: "a"}}}
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +297,7 @@ func TestSpecsThatCannotBeListed(t *testing.T) {
 	if _, err := b.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID uid-c")
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim with UID uid-c")
 }
 
 func listing(whole bool, cdi ...string) *kubeletapi.Listing {
@@ -322,14 +317,14 @@ func listing(whole bool, cdi ...string) *kubeletapi.Listing {
 func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
 	said := listing(false, "chandler.dev/claim="+uid+"-0-a", "other.example.com/gpu=b")
 	asked := time.Now()
 	if err := b.Grants.ObserveListing(asked, said, always(s)); err != nil {
 		t.Fatal(err)
 	}
-	b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID "+uid)
-	b.mustGive(claim("another", s["b"]), s)
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim with UID "+uid)
+	b.mustGive(stocktest.Claim("another", s["b"]), s)
 	select {
 	case <-b.changed: // so that Run writes the entry at once
 	default:
@@ -338,14 +333,14 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	if err := b.End(uid, s); err != nil {
 		t.Fatal(err)
 	}
-	// An answer to an earlier request is out of date, and the kubelet lists a claim for a moment after
-	// the unprepare call.
+	// An answer to an earlier request is out of date, and the kubelet lists a claim for a moment
+	// after the unprepare call.
 	for _, asked := range []time.Time{asked, time.Now()} {
 		if err := b.Grants.ObserveListing(asked, said, always(s)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b.mustGive(claim("other", s["a"]), s)
+	b.mustGive(stocktest.Claim("other", s["a"]), s)
 }
 
 // The kubelet does not report how much of a device a claim has. Claims known only from the kubelet
@@ -353,14 +348,14 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 	const one, other = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10", "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a11"
 	b := newBench(t)
-	s := host(shared("big"))
+	s := stocktest.New(stocktest.NewShared("big"))
 	said := listing(false, "chandler.dev/claim="+one+"-0-big-"+other, "chandler.dev/claim="+other+"-0-big-"+one)
 	if err := b.Grants.ObserveListing(time.Now(), said, always(s)); err != nil {
 		t.Fatal(err)
 	}
-	share := func(uid types.UID) *Claim {
-		c := claim("c", s["big"])
-		c.UID, c.Results[0].Consumes = uid, amount("memory", "1Gi")
+	share := func(uid types.UID) *allocation.Claim {
+		c := stocktest.Claim("c", s["big"])
+		c.UID, c.Results[0].Consumes = uid, stocktest.Amount("memory", "1Gi")
 		return c
 	}
 	b.mustRefuse(share(one), s, "in use by claim with UID "+other)
@@ -377,12 +372,12 @@ func TestSealedIsWrittenDown(t *testing.T) {
 	for name, all := range map[string]bool{"a device is known": false, "nothing is known": true} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			s := host(gpu("a", 128), gpu("b", 129))
-			c := claim("c", s["a"])
+			s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+			c := stocktest.Claim("c", s["a"])
 			b.mustGive(c, s)
 			b.damage(c)
 			if !all {
-				b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a", Nodes: NodesOf("a", s)}}}
+				b.notes.names = map[string][]allocation.SealedDevice{"uid-c": {{Name: "a", Nodes: exclusion.NodesOf("a", s)}}}
 			}
 			b.open()
 			b.notes.names = nil
@@ -395,19 +390,19 @@ func TestSealedIsWrittenDown(t *testing.T) {
 				}
 				b.open()
 			}
-			b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID uid-c")
-			moved := gpu("b", 128) // has the claim's node
-			b.mustRefuse(claim("moved", moved), host(moved), "in use by claim with UID uid-c")
+			b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim with UID uid-c")
+			moved := stocktest.NewGPU("b", 128) // has the claim's node
+			b.mustRefuse(stocktest.Claim("moved", moved), stocktest.New(moved), "in use by claim with UID uid-c")
 			if all {
-				b.mustRefuse(claim("another", s["b"]), s, "it may have any device")
+				b.mustRefuse(stocktest.Claim("another", s["b"]), s, "it may have any device")
 			} else {
-				b.mustGive(claim("another", s["b"]), s)
+				b.mustGive(stocktest.Claim("another", s["b"]), s)
 			}
 			if err := b.End("uid-c", s); err != nil {
 				t.Fatal(err)
 			}
 			b.open()
-			b.mustGive(claim("other", s["a"]), s)
+			b.mustGive(stocktest.Claim("other", s["a"]), s)
 		})
 	}
 }
@@ -415,13 +410,13 @@ func TestSealedIsWrittenDown(t *testing.T) {
 // After the removal of its directory, the ledger writes the file boot before the next allocation.
 func TestBootIsSaidAgain(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
-	b.mustGive(claim("c", s["a"]), s)
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	b.mustGive(stocktest.Claim("c", s["a"]), s)
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
-	b.mustGive(claim("other", s["b"]), s)
-	if _, err := os.Lstat(b.files.path(bootFile)); err != nil {
+	b.mustGive(stocktest.Claim("other", s["b"]), s)
+	if _, err := os.Lstat(b.files.Path(allocation.BootFile)); err != nil {
 		t.Error(err)
 	}
 }
@@ -430,11 +425,11 @@ func TestBootIsSaidAgain(t *testing.T) {
 // synchronizes its directory when opening the ledger.
 func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
+	s := stocktest.New(stocktest.NewGPU("a", 128))
 	synced, killed := 0, false
 	b.disk.Before = func(op disktest.Op, name string) error {
 		if op != disktest.SyncDir || name != b.config.Dir {
-			killed = killed || op == disktest.Rename && name == b.files.path(bootFile)
+			killed = killed || op == disktest.Rename && name == b.files.Path(allocation.BootFile)
 			return nil
 		}
 		if killed {
@@ -443,44 +438,44 @@ func TestBootIsSynchronisedByEachAgent(t *testing.T) {
 		synced++
 		return nil
 	}
-	if err := b.AllocateClaim(claim("c", s["a"]), Allocated, s); err == nil {
+	if err := b.AllocateClaim(stocktest.Claim("c", s["a"]), allocation.Allocated, s); err == nil {
 		t.Fatal("a claim is given before the boot is synchronised")
 	}
-	if _, err := os.Lstat(b.files.path(bootFile)); err != nil {
+	if _, err := os.Lstat(b.files.Path(allocation.BootFile)); err != nil {
 		t.Fatal(err)
 	}
 	killed = false
 	b.open()
 	opened := synced
-	b.mustGive(claim("c", s["a"]), s)
+	b.mustGive(stocktest.Claim("c", s["a"]), s)
 	if opened == 0 || synced > opened {
 		t.Errorf("synchronised %d times by Open, and %d times in all", opened, synced)
 	}
 }
 
-// The record of a claim with a chosen device is synchronized, also when it is written again. The record
-// of another claim is not.
+// The record of a claim with a chosen device is synchronized, also when it is written again. The
+// record of another claim is not.
 func TestChosenDevicesAreSynchronised(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
 	synced := 0
 	b.disk.Before = func(op disktest.Op, name string) error {
-		if op == disktest.SyncDir && name == b.files.path(claimsDir) {
+		if op == disktest.SyncDir && name == b.files.Path(allocation.ClaimsDir) {
 			synced++
 		}
 		return nil
 	}
-	b.mustGive(claim("whole", s["a"]), s)
+	b.mustGive(stocktest.Claim("whole", s["a"]), s)
 	if synced > 0 {
 		t.Errorf("the record of a claim without a chosen device is synchronized %d times", synced)
 	}
-	chosen := claim("chosen", s["b"])
+	chosen := stocktest.Claim("chosen", s["b"])
 	chosen.Results[0].Device = "common"
 	b.mustGive(chosen, s)
 	if synced != 1 {
 		t.Errorf("the record is synchronized %d times", synced)
 	}
-	if err := os.Remove(b.files.claimFile(chosen.UID)); err != nil {
+	if err := os.Remove(b.files.ClaimFile(chosen.UID)); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.restoreClaim(chosen); err != nil || synced != 2 {
@@ -490,20 +485,20 @@ func TestChosenDevicesAreSynchronised(t *testing.T) {
 
 // A damaged file boot is not evidence of another boot: an invalid record blocks other owners.
 func TestDamagedBoot(t *testing.T) {
-	s := host(gpu("a", 128), gpu("b", 129))
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
 	for name, text := range map[string]string{
 		"empty": "", "zeros": "\x00\x00\x00\n", "zeros of its length": strings.Repeat("\x00", len("boot-1")) + "\n", "cut off": "boo", "too long": "boot-1boot-1\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			c := claim("c", s["a"])
+			c := stocktest.Claim("c", s["a"])
 			b.mustGive(c, s)
 			b.damage(c)
-			if err := os.WriteFile(b.files.path(bootFile), []byte(text), 0o600); err != nil {
+			if err := os.WriteFile(b.files.Path(allocation.BootFile), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			b.open()
-			b.mustRefuse(claim("other", s["b"]), s, "in use by claim with UID uid-c")
+			b.mustRefuse(stocktest.Claim("other", s["b"]), s, "in use by claim with UID uid-c")
 		})
 	}
 }
@@ -513,30 +508,30 @@ func TestDamagedBoot(t *testing.T) {
 func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	b := newBench(t)
-	s := host(gpu("a", 128))
-	c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	c := stocktest.Claim("c", s["a"])
 	b.mustGive(c, s)
-	if err := os.Remove(b.files.claimFile(c.UID)); err != nil {
+	if err := os.Remove(b.files.ClaimFile(c.UID)); err != nil {
 		t.Fatal(err)
 	}
 	b.reboot("boot-2")
 	if err := b.Grants.ObserveListing(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), always(s)); err != nil {
 		t.Fatal(err)
 	}
-	other := claim("other", s["a"])
+	other := stocktest.Claim("other", s["a"])
 	other.Boot = "boot-2"
 	b.mustGive(other, s)
 }
 
 func TestErrorsNameTheFile(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
-	c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	c := stocktest.Claim("c", s["a"])
 	b.mustGive(c, s)
 	b.damage(c)
 	l := New(b.config)
 	problems, err := l.Open(t.Context())
-	if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Error(), b.files.claimFile(c.UID)) {
+	if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Error(), b.files.ClaimFile(c.UID)) {
 		t.Errorf("%v, %v", problems, err)
 	}
 	if !errors.Is(errors.Join(problems...), problems[0]) {
@@ -544,75 +539,21 @@ func TestErrorsNameTheFile(t *testing.T) {
 	}
 }
 
-func FuzzDecodeClaim(f *testing.F) {
-	c := claim("c", gpu("a", 128), part("card", "p0", 4))
-	data, err := c.file()
-	if err != nil {
-		f.Fatal(err)
-	}
-	_, body, _ := bytes.Cut(data, []byte("\n"))
-	f.Add(body, true)
-	f.Add([]byte(`{"version":2,"Version":3,"readableBy":1,"uid":"u","boot":"b","results":[{"x":null,"device":"a","silicon":"s","source":"a","cdi":"c","edits":{"deviceNodes":[null]}}],"y":{}}`), true)
-	f.Add([]byte("sha256:\n"), false)
-	f.Fuzz(func(t *testing.T, body []byte, right bool) {
-		data := body
-		if right {
-			data = append([]byte(checksum(body)+"\n"), body...)
-		}
-		seal("u", data, nil, "boot-1", false).Holds()
-		c, err := DecodeClaim(data)
-		if err != nil {
-			return
-		}
-		c.Holds()
-		c.Files()
-		c.raw = nil
-		again, err := c.file()
-		if err != nil {
-			t.Fatalf("what was read cannot be written: %v", err)
-		}
-		if _, err := DecodeClaim(again); err != nil {
-			t.Fatalf("what was written cannot be read: %v\n%s", err, again)
-		}
-	})
-}
-
-func FuzzDecodeGrants(f *testing.F) {
-	f.Add([]byte(`[{"resource":"amd.com/gpu","id":"0000:19:00.0","devices":["a"],"silicon":["a"],"exclusive":true,"since":"2026-11-22T03:00:00Z","container":"default/pod main","x":1},null]`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		grants, err := decodeGrants(data)
-		if err != nil {
-			return
-		}
-		for _, g := range grants {
-			g.Holds()
-			g.Owner()
-		}
-		again, err := encodeGrants(grants)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if read, err := decodeGrants(again); err != nil || len(read) != len(grants) {
-			t.Fatalf("written again: %v, %v", read, err)
-		}
-	})
-}
-
 // Claims whose files were lost are recorded for as long as the boot lasts, also by agents that
 // start after other files exist again, and also if only the claims' files were lost.
 func TestClaimsAreNotedAfterALoss(t *testing.T) {
 	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
 	said := func() *kubeletapi.Listing { return listing(true, "chandler.dev/claim="+uid+"-0-a") }
-	for name, lose := range map[string]func(b *bench, s stock){
-		"all files, and an open device is given": func(b *bench, s stock) {
+	for name, lose := range map[string]func(b *bench, s stocktest.Stock){
+		"all files, and an open device is given": func(b *bench, s stocktest.Stock) {
 			if err := os.RemoveAll(b.config.Dir); err != nil {
 				b.t.Fatal(err)
 			}
 			b.open()
-			b.mustGive(claim("open", s["kvm"]), s)
+			b.mustGive(stocktest.Claim("open", s["kvm"]), s)
 		},
-		"claims' files": func(b *bench, s stock) {
-			if err := os.RemoveAll(b.files.path(claimsDir)); err != nil {
+		"claims' files": func(b *bench, s stocktest.Stock) {
+			if err := os.RemoveAll(b.files.Path(allocation.ClaimsDir)); err != nil {
 				b.t.Fatal(err)
 			}
 			b.open()
@@ -620,9 +561,9 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			s := host(gpu("a", 128))
+			s := stocktest.New(stocktest.NewGPU("a", 128))
 			s["kvm"] = open
-			c := claim("c", s["a"])
+			c := stocktest.Claim("c", s["a"])
 			c.UID = uid
 			b.mustGive(c, s)
 			b.config.Listings = true
@@ -631,12 +572,12 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 			if err := b.Grants.ObserveListing(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
-			b.mustRefuse(claim("other", s["a"]), s, "in use by claim with UID "+uid)
+			b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim with UID "+uid)
 			b.reboot("boot-2")
 			if err := b.Grants.ObserveListing(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
-			other := claim("other", s["a"])
+			other := stocktest.Claim("other", s["a"])
 			other.Boot = "boot-2"
 			b.mustGive(other, s)
 		})
@@ -646,16 +587,16 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 // A claim of an earlier boot blocks no other owner, even if its end fails.
 func TestPastThatCannotBeEnded(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128))
-	c := claim("c", s["a"])
+	s := stocktest.New(stocktest.NewGPU("a", 128))
+	c := stocktest.Claim("c", s["a"])
 	b.mustGive(c, s)
 	b.reboot("boot-2")
 	b.notes.fails = os.ErrPermission
-	if err := b.End(c.UID, s); err == nil || b.state(c) != Ended {
+	if err := b.End(c.UID, s); err == nil || b.state(c) != allocation.Ended {
 		t.Errorf("it is %v, %v", b.state(c), err)
 	}
 	b.notes.fails = nil
-	other := claim("other", s["a"])
+	other := stocktest.Claim("other", s["a"])
 	other.Boot = "boot-2"
 	b.mustGive(other, s)
 	if err := b.End(c.UID, s); err != nil {
@@ -667,9 +608,9 @@ func TestPastThatCannotBeEnded(t *testing.T) {
 // blocks nothing. The spec of a claim whose record was removed stays.
 func TestSpecThatComesBack(t *testing.T) {
 	b := newBench(t)
-	s := host(gpu("a", 128), gpu("b", 129))
-	b.mustGive(claim("c", s["a"]), s)
-	b.mustGive(claim("d", s["b"]), s)
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	b.mustGive(stocktest.Claim("c", s["a"]), s)
+	b.mustGive(stocktest.Claim("d", s["b"]), s)
 	if err := b.End("uid-c", s); err != nil {
 		t.Fatal(err)
 	}

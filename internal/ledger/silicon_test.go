@@ -7,6 +7,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/stocktest"
 )
 
 // inGroup returns a PCI function of IOMMU group 3. Its description is that of a function whose
@@ -24,22 +26,22 @@ func alone(name string) rules.Offered { return rules.Offered{Device: discovery.D
 // have the functions.
 func TestSiliconChangesUnderClaim(t *testing.T) {
 	for name, test := range map[string]struct {
-		before, now stock
+		before, now stocktest.Stock
 		blocked     bool
 	}{
-		"functions become one silicon": {host(alone("f0")), host(inGroup("f0"), inGroup("f1")), true},
-		"functions become separate":    {host(inGroup("f0"), inGroup("f1")), host(alone("f0"), alone("f1")), false},
-		"the silicon stays":            {host(inGroup("f0"), inGroup("f1")), host(inGroup("f0"), inGroup("f1")), true},
-		"another group":                {host(alone("f0")), host(alone("f0"), inGroup("f1"), inGroup("f2")), false},
+		"functions become one silicon": {stocktest.New(alone("f0")), stocktest.New(inGroup("f0"), inGroup("f1")), true},
+		"functions become separate":    {stocktest.New(inGroup("f0"), inGroup("f1")), stocktest.New(alone("f0"), alone("f1")), false},
+		"the silicon stays":            {stocktest.New(inGroup("f0"), inGroup("f1")), stocktest.New(inGroup("f0"), inGroup("f1")), true},
+		"another group":                {stocktest.New(alone("f0")), stocktest.New(alone("f0"), inGroup("f1"), inGroup("f2")), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			b.mustGive(claim("pod", test.before["f0"]), test.before)
-			err := b.AllocateClaim(claim("vm", test.now["f1"]), Allocated, test.now)
+			b.mustGive(stocktest.Claim("pod", test.before["f0"]), test.before)
+			err := b.AllocateClaim(stocktest.Claim("vm", test.now["f1"]), allocation.Allocated, test.now)
 			if (err != nil) != test.blocked {
 				t.Errorf("claim vm: %v, want blocked: %t", err, test.blocked)
 			}
-			if again := b.AllocateClaim(claim("pod", test.now["f0"]), Allocated, test.now); err != nil && again != nil {
+			if again := b.AllocateClaim(stocktest.Claim("pod", test.now["f0"]), allocation.Allocated, test.now); err != nil && again != nil {
 				t.Errorf("claim pod once more: %v", again)
 			}
 		})

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // A container may have thousands of shares of a device. The cost must be proportional to their
@@ -13,11 +16,11 @@ func TestManyShares(t *testing.T) {
 		return testing.AllocsPerRun(1, func() {
 			k := newKubelet(t, Config{}, "gpu-0")
 			ids := []string{"ours/mem"}
-			var grants []*Grant
+			var grants []*allocation.Grant
 			for i := range shares {
 				id := fmt.Sprintf("gpu-0-_-%d", i)
 				ids = append(ids, id)
-				grants = append(grants, &Grant{Resource: "ours/mem", ID: id, Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Form: "memory by 1Mi", Since: time.Now(), Nodes: NodesOf("gpu-0", k.stock)})
+				grants = append(grants, &allocation.Grant{Resource: "ours/mem", ID: id, Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Form: "memory by 1Mi", Since: time.Now(), Nodes: exclusion.NodesOf("gpu-0", k.stock)})
 			}
 			if err := k.Grants.AllocateIDs(k.stock, grants); err != nil {
 				t.Fatal(err)

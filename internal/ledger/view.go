@@ -5,30 +5,32 @@ import (
 	"slices"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // View is an immutable snapshot of the ledger.
 type View struct {
-	accounts     []*account // sorted by key
-	index        index
-	foreign      map[string]*Grant // allocations of other plugins, by key
-	stock        Stock
+	accounts     []*exclusion.Account // sorted by key
+	index        exclusion.Index
+	foreign      map[string]*allocation.Grant // allocations of other plugins, by key
+	stock        exclusion.Stock
 	version      int
 	unknownOwner string // reason why a container may have a device without a recorded owner, or ""
 }
 
 // View returns the present state of the ledger for a host with the stock. The stock may be nil if
 // the caller only lists entries. The view of a closed ledger is empty.
-func (l *Ledger) View(s Stock) *View {
+func (l *Ledger) View(s exclusion.Stock) *View {
 	if !l.isOpen() {
-		return &View{index: newIndex(), stock: s}
+		return &View{index: exclusion.NewIndex(), stock: s}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.view == nil || l.view.version != l.accounts.version {
 		l.view = &View{
 			accounts: l.accounts.sorted(),
-			index:    l.accounts.index.copy(),
+			index:    l.accounts.index.Copy(),
 			foreign:  maps.Clone(l.listing.foreign),
 			version:  l.accounts.version,
 		}
@@ -39,13 +41,13 @@ func (l *Ledger) View(s Stock) *View {
 }
 
 // ViewOf returns a view with the given entries as allocations, for computing their consequences.
-func ViewOf(s Stock, entries ...Entry) *View {
-	v := &View{index: newIndex(), stock: s}
-	accounts := make(map[string]*account)
+func ViewOf(s exclusion.Stock, entries ...allocation.Entry) *View {
+	v := &View{index: exclusion.NewIndex(), stock: s}
+	accounts := make(map[string]*exclusion.Account)
 	for _, e := range entries {
-		a := newAccount(e, Allocated)
+		a := exclusion.NewAccount(e, allocation.Allocated)
 		accounts[e.Key()] = a
-		v.index.add(a)
+		v.index.Add(a)
 	}
 	v.accounts = sortAccounts(accounts)
 	return v
@@ -58,8 +60,8 @@ func (v *View) SameAs(other *View) bool {
 
 // BlockedBy returns the reason why an owner by an API cannot get the wanted devices, or nil. own is
 // the key of the owner's present entry, or "".
-func (v *View) BlockedBy(by discovery.Mode, own string, want []Hold) *Blocked {
-	return v.index.findBlocked(query{api: by, ownKey: own, wanted: want, stock: v.stock})
+func (v *View) BlockedBy(by discovery.Mode, own string, want []allocation.Hold) *exclusion.Blocked {
+	return v.index.FindBlocked(exclusion.Query{API: by, OwnKey: own, Wanted: want, Stock: v.stock})
 }
 
 // UnknownOwnerReason returns the reason why a container may have a device without a recorded owner,
@@ -67,12 +69,12 @@ func (v *View) BlockedBy(by discovery.Mode, own string, want []Hold) *Blocked {
 func (v *View) UnknownOwnerReason() string { return v.unknownOwner }
 
 // Claims returns the prepared claims, and the claims in configuration.
-func (v *View) Claims() []*Claim { return claimsOf(v.accounts) }
+func (v *View) Claims() []*allocation.Claim { return claimsOf(v.accounts) }
 
 // claimsOf returns the claims of accounts, except claims of an earlier boot.
-func claimsOf(accounts []*account) (claims []*Claim) {
+func claimsOf(accounts []*exclusion.Account) (claims []*allocation.Claim) {
 	for _, a := range accounts {
-		if c, ok := a.entry.(*Claim); ok && a.state != Ended {
+		if c, ok := a.Entry.(*allocation.Claim); ok && a.State != allocation.Ended {
 			claims = append(claims, c)
 		}
 	}
@@ -84,7 +86,7 @@ func claimsOf(accounts []*account) (claims []*Claim) {
 func (v *View) EarlierSources() map[string]bool {
 	sources := make(map[string]bool)
 	for _, a := range v.accounts {
-		if c, ok := a.entry.(*Claim); ok && a.state == Ended {
+		if c, ok := a.Entry.(*allocation.Claim); ok && a.State == allocation.Ended {
 			for i := range c.Results {
 				if r := &c.Results[i]; r.IsChosen() {
 					sources[r.Source] = true
@@ -96,9 +98,9 @@ func (v *View) EarlierSources() map[string]bool {
 }
 
 // SealedEntries returns the entries of the present boot with unreadable records.
-func (v *View) SealedEntries() (sealed []*Sealed) {
+func (v *View) SealedEntries() (sealed []*allocation.Sealed) {
 	for _, a := range v.accounts {
-		if s, ok := a.entry.(*Sealed); ok && a.state != Ended {
+		if s, ok := a.Entry.(*allocation.Sealed); ok && a.State != allocation.Ended {
 			sealed = append(sealed, s)
 		}
 	}
@@ -107,9 +109,9 @@ func (v *View) SealedEntries() (sealed []*Sealed) {
 
 // Grants returns the allocations by device plugin IDs, of any plugin. Allocations released by the
 // kubelet are left out.
-func (v *View) Grants() (grants []*Grant) {
+func (v *View) Grants() (grants []*allocation.Grant) {
 	for _, a := range v.accounts {
-		if g, ok := a.entry.(*Grant); ok && a.state != Ending {
+		if g, ok := a.Entry.(*allocation.Grant); ok && a.State != allocation.Ending {
 			grants = append(grants, g)
 		}
 	}
@@ -117,23 +119,23 @@ func (v *View) Grants() (grants []*Grant) {
 }
 
 // OwnGrants returns the grants of this agent, including adopted ones.
-func (v *View) OwnGrants() []*Grant {
-	return slices.DeleteFunc(v.Grants(), func(g *Grant) bool { return v.foreign[g.Key()] != nil })
+func (v *View) OwnGrants() []*allocation.Grant {
+	return slices.DeleteFunc(v.Grants(), func(g *allocation.Grant) bool { return v.foreign[g.Key()] != nil })
 }
 
 // Owners returns the owners of this agent's allocations, including claims that have not ended and
 // entries with unreadable records. ending are the owners of grants missing from PodResources, until
 // the kubelet's release is final.
-func (v *View) Owners() (owners, ending []Owner) {
+func (v *View) Owners() (owners, ending []allocation.Owner) {
 	for _, a := range v.accounts {
-		grant, isGrant := a.entry.(*Grant)
-		_, isLease := a.entry.(*lease)
+		grant, isGrant := a.Entry.(*allocation.Grant)
+		_, isLease := a.Entry.(*allocation.LeaseEntry)
 		switch {
-		case a.state == Ended, isLease, isGrant && (a.state == Ending || v.foreign[a.entry.Key()] != nil):
-		case isGrant && !grant.missingSince.IsZero():
-			ending = append(ending, a.entry.Owner())
+		case a.State == allocation.Ended, isLease, isGrant && (a.State == allocation.Ending || v.foreign[a.Entry.Key()] != nil):
+		case isGrant && !grant.MissingSince.IsZero():
+			ending = append(ending, a.Entry.Owner())
 		default:
-			owners = append(owners, a.entry.Owner())
+			owners = append(owners, a.Entry.Owner())
 		}
 	}
 	return owners, ending
@@ -141,8 +143,8 @@ func (v *View) Owners() (owners, ending []Owner) {
 
 // Has reports whether a device is allocated.
 func (v *View) Has(device string) bool {
-	for _, a := range v.index.byTerm[device] {
-		if a.state != Ended && slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Device == device }) {
+	for _, a := range v.index.AccountsOf(device) {
+		if a.State != allocation.Ended && slices.ContainsFunc(a.Holds, func(h allocation.Hold) bool { return h.Device == device }) {
 			return true
 		}
 	}
@@ -152,12 +154,12 @@ func (v *View) Has(device string) bool {
 // RenumberedNodes describes how the nodes of a grant's devices differ from the nodes given to its
 // container, or returns "". Numbers are ignored: after a reboot the container is given the nodes
 // with the same paths.
-func (v *View) RenumberedNodes(g *Grant) string {
+func (v *View) RenumberedNodes(g *allocation.Grant) string {
 	given := slices.Clone(g.Nodes)
 	for i := range given {
 		given[i].Major, given[i].Minor = 0, 0
 	}
-	return RenumberedNodes(given, g.Devices, v.stock)
+	return exclusion.RenumberedNodes(given, g.Devices, v.stock)
 }
 
 // OwnerOf returns the owner by api whose allocation blocks the other API from a physical device, or
@@ -173,12 +175,12 @@ func (v *View) OwnerOf(api discovery.Mode, silicon string) (who string) {
 
 // KnownOwner is [View.OwnerOf] without the containers that perhaps have a physical device.
 func (v *View) KnownOwner(api discovery.Mode, silicon string) (who string) {
-	q := query{api: discovery.ModeDRA, onlyAPI: api, wanted: []Hold{{Device: silicon, Silicon: silicon, Whole: true}}, stock: v.stock}
+	q := exclusion.Query{API: discovery.ModeDRA, OnlyAPI: api, Wanted: []allocation.Hold{{Device: silicon, Silicon: silicon, Whole: true}}, Stock: v.stock}
 	if api == discovery.ModeDRA {
-		q.api = discovery.ModeDevicePlugin
+		q.API = discovery.ModeDevicePlugin
 	}
-	if b := v.index.findBlocked(q); b != nil {
-		return b.ownerText
+	if b := v.index.FindBlocked(q); b != nil {
+		return b.OwnerText
 	}
 	return ""
 }

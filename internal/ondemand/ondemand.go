@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Config is the configuration of a [Manager].
@@ -39,7 +40,7 @@ type Config struct {
 	// Ledger grants a lease before the host changes, and Stock returns the devices of the host as
 	// both APIs offer them.
 	Ledger *ledger.Ledger
-	Stock  func() ledger.Stock
+	Stock  func() exclusion.Stock
 
 	Limit time.Duration // how long the Manager waits for a write; 60 s if 0
 	Wait  time.Duration // how long a scan may take to find a created device; 30 s if 0

@@ -20,6 +20,8 @@ import (
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 const (
@@ -153,7 +155,7 @@ func (k *kernel) maker(boot string) *Manager {
 		k.t.Fatal(err)
 	}
 	m = New(Config{
-		Ledger: l, Stock: func() ledger.Stock { return &ledger.Present{} },
+		Ledger: l, Stock: func() exclusion.Stock { return &exclusion.Present{} },
 		Host: &discovery.Host{FS: fsys}, Families: []*discovery.Family{cells}, Journal: journal.Config{Files: disk.Files{FS: k.disk}, Dir: filepath.Join(k.dir, "state"), Boot: boot}, Earlier: filepath.Join(k.dir, "made"),
 		Tools: discovery.Tools{Write: k.write, CheckBusy: k.looked},
 		Device: func(name string) (discovery.Device, bool) {
@@ -461,8 +463,8 @@ func TestHangs(t *testing.T) {
 			t.Errorf("undone beside it: %v", err)
 		}
 		// The claim may have ended: the whole device changes as soon as the write ends.
-		view := m.config.Ledger.View(&ledger.Present{})
-		if view.BlockedBy(discovery.ModeDRA, "other", []ledger.Hold{ledger.SiliconHold("cell-0")}) == nil {
+		view := m.config.Ledger.View(&exclusion.Present{})
+		if view.BlockedBy(discovery.ModeDRA, "other", []allocation.Hold{allocation.SiliconHold("cell-0")}) == nil {
 			t.Error("another claim may have the whole device while the write goes on")
 		}
 		k.mu.Lock()
@@ -643,7 +645,7 @@ func TestDescribeMeanwhile(t *testing.T) {
 	k := newKernel(t)
 	m := k.maker("1")
 	m.DescribeDevices(k.scan())
-	lease, blocked := m.config.Ledger.Leases.LeaseDevices(ledger.Change{Name: "unit cell-0"}, m.config.Stock())
+	lease, blocked := m.config.Ledger.Leases.LeaseDevices(allocation.Change{Name: "unit cell-0"}, m.config.Stock())
 	if blocked != nil {
 		t.Fatal(blocked)
 	}

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/overdue"
 )
 
@@ -44,9 +45,9 @@ func (m *Manager) Configurer(next discovery.Configurer) discovery.Configurer {
 // continues where an earlier call or agent has stopped.
 func (m *Manager) make(ctx context.Context, d *discovery.Device, consumer string) (discovery.Device, error) {
 	unit := d.Creation.Unit
-	change := ledger.Change{
+	change := allocation.Change{
 		Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(d.Creation)}, OnEnd: m.config.Changed,
-		Devices: []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}, // an overdue write outlasts the consumer
+		Devices: []allocation.Hold{allocation.DeviceHold(d.Name, d.Silicon())}, // an overdue write outlasts the consumer
 	}
 	lease, err := m.config.Ledger.Leases.AwaitLease(ctx, change, m.config.Stock)
 	if err != nil {
@@ -177,7 +178,7 @@ func (m *Manager) until(ctx context.Context, so func() bool) bool {
 	return true
 }
 
-// RemoveUnit removes a unit. It returns [*ledger.Blocked] if a consumer, or another change, has one
+// RemoveUnit removes a unit. It returns [*exclusion.Blocked] if a consumer, or another change, has one
 // of its devices or of the devices in came, which appeared in their place. A missing unit is not an
 // error, nor is a unit that another program has changed: in both cases removed is false, and only
 // the record is removed.
@@ -186,9 +187,9 @@ func (m *Manager) RemoveUnit(ctx context.Context, unit string, came ...string) (
 	if r == nil {
 		return false, nil
 	}
-	c := ledger.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(&r.Body.Creation)}, OnEnd: m.config.Changed}
+	c := allocation.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(&r.Body.Creation)}, OnEnd: m.config.Changed}
 	for _, device := range union(r.Devices, came) {
-		c.Devices = append(c.Devices, ledger.DeviceHold(device, r.Silicon))
+		c.Devices = append(c.Devices, allocation.DeviceHold(device, r.Silicon))
 	}
 	lease, blocked := m.config.Ledger.Leases.LeaseDevices(c, m.config.Stock())
 	if blocked != nil {

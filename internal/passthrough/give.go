@@ -45,7 +45,7 @@ func (b *Manager) LeftUnits() (left []LeftUnit) {
 }
 
 // ReturnUnit returns the functions of a unit to their original drivers. It returns
-// [*ledger.Blocked] if a consumer, or another change, has one of the functions. A unit without a
+// [*exclusion.Blocked] if a consumer, or another change, has one of the functions. A unit without a
 // record is not an error. A function that was bound to another driver since stays with that driver.
 func (b *Manager) ReturnUnit(ctx context.Context, unit string) error {
 	r := b.journal.Get(unit)

@@ -13,6 +13,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Config holds the settings and dependencies of a [Manager].
@@ -40,7 +42,7 @@ type Config struct {
 	// Ledger grants a lease before a function changes. Stock returns the devices of the host as
 	// both APIs offer them.
 	Ledger *ledger.Ledger
-	Stock  func() ledger.Stock
+	Stock  func() exclusion.Stock
 
 	Limit time.Duration // maximum wait for a write; 20 s if 0
 	Wait  time.Duration // maximum wait for a driver to take a function; 10 s if 0
@@ -376,22 +378,22 @@ func (b *Manager) removeRecord(r *record) error {
 func (b *Manager) RestoreRecords() error { return b.journal.RestoreRecords() }
 
 // leaseFunctions reserves functions, with all their devices, for a change on behalf of a consumer.
-// The error wraps [*ledger.Blocked].
+// The error wraps [*exclusion.Blocked].
 func (b *Manager) leaseFunctions(functions []string, consumer string) (*ledger.Lease, error) {
 	stock := b.config.Stock()
-	return b.leaseChange(ledger.Change{
+	return b.leaseChange(allocation.Change{
 		Name: "driver of " + filepath.Base(functions[0]), Consumer: consumer, API: discovery.ModeDRA, Functions: b.config.keysOf(functions...),
-		Devices: ledger.HoldsOn(stock, functions...),
+		Devices: exclusion.HoldsOn(stock, functions...),
 	}, stock)
 }
 
 // leaseRecord blocks other calls for a function while its record is removed, whichever consumer has
 // the function.
 func (b *Manager) leaseRecord(source string) (*ledger.Lease, error) {
-	return b.leaseChange(ledger.Change{Name: "record of " + filepath.Base(source), Functions: b.config.keysOf(source)}, b.config.Stock())
+	return b.leaseChange(allocation.Change{Name: "record of " + filepath.Base(source), Functions: b.config.keysOf(source)}, b.config.Stock())
 }
 
-func (b *Manager) leaseChange(c ledger.Change, stock ledger.Stock) (*ledger.Lease, error) {
+func (b *Manager) leaseChange(c allocation.Change, stock exclusion.Stock) (*ledger.Lease, error) {
 	c.OnEnd = b.config.Changed
 	lease, blocked := b.config.Ledger.Leases.LeaseDevices(c, stock)
 	if blocked != nil {

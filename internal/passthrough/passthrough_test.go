@@ -26,6 +26,7 @@ import (
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/overdue"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
@@ -91,13 +92,13 @@ func device(others ...string) discovery.Device {
 }
 
 // openLedger returns an empty ledger, and the devices of the host.
-func openLedger(t testing.TB) (*ledger.Ledger, func() ledger.Stock) {
+func openLedger(t testing.TB) (*ledger.Ledger, func() exclusion.Stock) {
 	t.Helper()
 	l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "1"})
 	if _, err := l.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return l, func() ledger.Stock { return &ledger.Present{} }
+	return l, func() exclusion.Stock { return &exclusion.Present{} }
 }
 
 // newBinder returns a [Manager] with a ledger of its own.

@@ -14,7 +14,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk/disktest"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // A claim ends while its record is not writable, and its device is withheld. The record is written
@@ -66,7 +67,7 @@ func TestRecordOfClaimThatGoesOn(t *testing.T) {
 		b.open()
 		b.gives("pod")
 		b.open()
-		withheld := func() bool { return b.ledger.View(&ledger.Present{}).KeptReason("d") != "" }
+		withheld := func() bool { return b.ledger.View(&exclusion.Present{}).KeptReason("d") != "" }
 		if !withheld() {
 			t.Error("other consumers may have the device although it has not been checked whether its claim has ended")
 		}
@@ -169,7 +170,7 @@ func TestClaimIsConfiguredAgain(t *testing.T) {
 			if given {
 				b.gives("pod")
 			}
-			if err := b.ledger.AllocateClaim(b.claim, ledger.Configuring, &ledger.Present{}); err != nil {
+			if err := b.ledger.AllocateClaim(b.claim, allocation.Configuring, &exclusion.Present{}); err != nil {
 				t.Fatal(err)
 			}
 			stop := b.run()
@@ -196,15 +197,15 @@ func TestClaimEndsDuringRefresh(t *testing.T) {
 		b.open()
 		b.trains()
 		b.gives("pod")
-		wanted := []ledger.Hold{{Device: "d", Silicon: "d", Whole: true}}
+		wanted := []allocation.Hold{{Device: "d", Silicon: "d", Whole: true}}
 		b.disk.Before = func(disktest.Op, string) error {
-			if b.ledger.View(&ledger.Present{}).BlockedBy(discovery.ModeDRA, "", wanted) == nil {
+			if b.ledger.View(&exclusion.Present{}).BlockedBy(discovery.ModeDRA, "", wanted) == nil {
 				t.Error("other consumers may have the device although process 47 has it open")
 			}
 			return nil
 		}
 		end := sync.OnceFunc(b.ends)
-		b.config.Users = func(ledger.Owner) []string { end(); return nil }
+		b.config.Users = func(allocation.Owner) []string { end(); return nil }
 		stop := b.run()
 		time.Sleep(2 * refreshInterval)
 		b.keeps("process 47 (train) has it open")

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // users are the known pods of an owner's devices.
@@ -105,7 +106,7 @@ func (p *claimPods) forget(claim types.UID) {
 
 // askAll determines the pods of claims in the background. The kubelet lists by name a pod that
 // joins a prepared claim, and the pods of a PodGroup in a claim's reservation.
-func (p *claimPods) askAll(ctx context.Context, claims []*ledger.Claim) {
+func (p *claimPods) askAll(ctx context.Context, claims []*allocation.Claim) {
 	if p.config.Users == nil || p.config.PodsOf == nil {
 		return
 	}
@@ -131,7 +132,7 @@ func (p *claimPods) askAll(ctx context.Context, claims []*ledger.Claim) {
 
 // recordListed records the pods that the kubelet lists with a claim, and reports whether the API
 // server must be queried for them.
-func (p *claimPods) recordListed(claim *ledger.Claim, names []string) (due bool) {
+func (p *claimPods) recordListed(claim *allocation.Claim, names []string) (due bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	of := p.usersOf(claim.UID)

@@ -16,6 +16,8 @@ import (
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Rule configures the reclaim of some devices.
@@ -42,18 +44,18 @@ type Config struct {
 	Earlier string         // records directory of earlier versions
 
 	Ledger *ledger.Ledger
-	Stock  func() ledger.Stock                // devices of the host as both APIs offer them
+	Stock  func() exclusion.Stock             // devices of the host as both APIs offer them
 	Rules  func() []discovery.Selection[Rule] // rules in force
 
 	// Snapshot returns the devices of the host, nil before the first scan.
 	Snapshot func() *discovery.Snapshot
 
 	// PodOf returns the pod of an owner by the device plugin API, "" if unknown. It does not block.
-	PodOf func(ledger.Owner) types.UID
+	PodOf func(allocation.Owner) types.UID
 
 	// Users returns the names of the pods with a claim from the kubelet's list, and PodsOf requests
 	// the pods of the node from the API server. Both are optional.
-	Users  func(ledger.Owner) []string
+	Users  func(allocation.Owner) []string
 	PodsOf func(context.Context) (map[types.NamespacedName]Pod, error)
 
 	// Changed is called when the set of devices to offer may have changed. It must not block.
@@ -111,16 +113,16 @@ type Manager struct {
 // record describes a device and its consumer. The journal has the record before the consumer gets
 // the device, as far as the agent can tell, and until the next consumer may get it.
 type record struct {
-	Key    string       `json:"key"` // of the owner's entry
-	Owner  ledger.Owner `json:"owner"`
-	Grant  string       `json:"grant,omitempty"` // as grantOf returns
-	Hold   ledger.Hold  `json:"hold"`
-	Source string       `json:"source"` // the device's directory, a path of fs.FS
+	Key    string           `json:"key"` // of the owner's entry
+	Owner  allocation.Owner `json:"owner"`
+	Grant  string           `json:"grant,omitempty"` // as grantOf returns
+	Hold   allocation.Hold  `json:"hold"`
+	Source string           `json:"source"` // the device's directory, a path of fs.FS
 
 	// Device is the physical device. If another device has the name by now, that device is never
 	// reset.
 	Device discovery.DeviceKey `json:"device,omitzero"`
-	Nodes  []ledger.Node       `json:"nodes,omitempty"`
+	Nodes  []allocation.Node   `json:"nodes,omitempty"`
 	users
 	Ended bool `json:"ended,omitempty"`
 

@@ -25,6 +25,8 @@ import (
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -51,7 +53,7 @@ type bench struct {
 	device  discovery.Device
 	others  []discovery.Device
 	ledger  *ledger.Ledger
-	claim   *ledger.Claim
+	claim   *allocation.Claim
 }
 
 func newBench(t *testing.T) *bench {
@@ -60,7 +62,7 @@ func newBench(t *testing.T) *bench {
 	b.Add(address, "nvme", "3")
 	b.fsys = b.FS()
 	b.device = discovery.Device{Name: "d", Source: passthroughtest.Source(address), Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/d", HostPath: "/dev/d", Type: "c", Major: 240}}}}
-	b.claim = &ledger.Claim{Version: 1, UID: "old", Namespace: "default", Name: "old", Boot: "boot", Results: []ledger.Result{{Request: "r", Device: "d", Silicon: "d", Whole: true, Source: "d", CDI: "d"}}}
+	b.claim = &allocation.Claim{Version: 1, UID: "old", Namespace: "default", Name: "old", Boot: "boot", Results: []allocation.Result{{Request: "r", Device: "d", Silicon: "d", Whole: true, Source: "d", CDI: "d"}}}
 	return b
 }
 
@@ -69,7 +71,7 @@ func (b *bench) open() (problems []error) {
 	b.t.Helper()
 	b.ledger = ledger.New(ledger.Config{Dir: filepath.Join(b.dir, "state"), Boot: "boot", Disk: b.ledgerDisk})
 	b.Manager = New(Config{
-		Stock: func() ledger.Stock { return &ledger.Present{} },
+		Stock: func() exclusion.Stock { return &exclusion.Present{} },
 		Host:  &discovery.Host{FS: b.fsys}, Write: b.Kernel.Write, Journal: journal.Config{Files: disk.Files{FS: b.disk}, Dir: b.dir, Boot: "boot"}, Earlier: filepath.Join(b.dir, "handover"),
 		Ledger: b.ledger, Rules: func() []discovery.Selection[Rule] {
 			if b.lifted.Load() {
@@ -85,8 +87,8 @@ func (b *bench) open() (problems []error) {
 			slices.SortFunc(devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
 			return &discovery.Snapshot{Devices: devices}
 		},
-		PodOf: func(ledger.Owner) types.UID { return "" }, Changed: func() {},
-		Users:  func(ledger.Owner) []string { return b.listed },
+		PodOf: func(allocation.Owner) types.UID { return "" }, Changed: func() {},
+		Users:  func(allocation.Owner) []string { return b.listed },
 		PodsOf: func(ctx context.Context) (map[types.NamespacedName]Pod, error) { return b.podsOf(ctx) },
 	})
 	b.ledger.AddOutput(b.Manager)
@@ -101,7 +103,7 @@ func (b *bench) open() (problems []error) {
 func (b *bench) gives(pods ...types.UID) {
 	b.t.Helper()
 	b.NoteUsers("old", pods)
-	if err := b.ledger.AllocateClaim(b.claim, ledger.Allocated, &ledger.Present{}); err != nil {
+	if err := b.ledger.AllocateClaim(b.claim, allocation.Allocated, &exclusion.Present{}); err != nil {
 		b.t.Fatal(err)
 	}
 	if err := b.ledger.Write("old"); err != nil {
@@ -119,7 +121,7 @@ func (b *bench) ends() {
 // keeps checks why the device is withheld, "" if available.
 func (b *bench) keeps(why string) {
 	b.t.Helper()
-	blocked := b.ledger.View(&ledger.Present{}).BlockedBy(discovery.ModeDRA, "", []ledger.Hold{{Device: "d", Silicon: "d", Whole: true}})
+	blocked := b.ledger.View(&exclusion.Present{}).BlockedBy(discovery.ModeDRA, "", []allocation.Hold{{Device: "d", Silicon: "d", Whole: true}})
 	if (blocked != nil) != (why != "") || blocked != nil && !strings.Contains(blocked.Error(), why) {
 		b.t.Errorf("%v, want %q", blocked, why)
 	}
@@ -164,10 +166,10 @@ func TestNotReset(t *testing.T) {
 	}{
 		"it is": {func(*bench) {}, 1, ""},
 		"a share": {func(b *bench) {
-			b.claim.Results[0].Consumes = ledger.Amounts{"shares": resource.MustParse("1")}
+			b.claim.Results[0].Consumes = allocation.Amounts{"shares": resource.MustParse("1")}
 		}, 0, ""},
 		"a partition": {func(b *bench) {
-			b.device.PartOf = &discovery.Silicon{Name: "gpu", Counters: ledger.Counters{"slices": resource.MustParse("7")}}
+			b.device.PartOf = &discovery.Silicon{Name: "gpu", Counters: allocation.Counters{"slices": resource.MustParse("7")}}
 		}, 0, ""},
 		"a virtual function": {func(b *bench) { b.device.PartOf = &discovery.Silicon{Name: "adapter"} }, 1, ""},
 		"another on the function": {func(b *bench) {
@@ -196,7 +198,7 @@ func TestNotReset(t *testing.T) {
 				b.open()
 				b.gives("pod")
 				if name == "somebody else" {
-					b.ledger.Leases.KeepDevice(&ledger.KeptDevice{Name: "as if", Previous: ledger.Owner{API: discovery.ModeDRA, Name: "other"}, Hold: b.claim.Holds()[0], Reason: "somebody has it"})
+					b.ledger.Leases.KeepDevice(&ledger.KeptDevice{Name: "as if", Previous: allocation.Owner{API: discovery.ModeDRA, Name: "other"}, Hold: b.claim.Holds()[0], Reason: "somebody has it"})
 				}
 				b.ends()
 				synctest.Wait()
@@ -352,7 +354,7 @@ func TestTogether(t *testing.T) {
 		e := b.device
 		e.Name, e.Source = "e", passthroughtest.Source("0000:04:00.0")
 		b.others = []discovery.Device{e}
-		b.claim.Results = append(b.claim.Results, ledger.Result{Request: "r", Device: "e", Silicon: "e", Whole: true, Source: "e", CDI: "e"})
+		b.claim.Results = append(b.claim.Results, allocation.Result{Request: "r", Device: "e", Silicon: "e", Whole: true, Source: "e", CDI: "e"})
 		b.open()
 		b.config.Write = func(name, value string) error {
 			time.Sleep(endWait * 2 / 3)
@@ -426,7 +428,7 @@ func TestFailedEnd(t *testing.T) {
 		if files := b.files(); len(files) != 1 || len(b.ListWrites()) > 0 {
 			t.Errorf("records %q, writes %q", files, b.ListWrites())
 		}
-		if b.ledger.View(&ledger.Present{}).KeptReason("d") != "" {
+		if b.ledger.View(&exclusion.Present{}).KeptReason("d") != "" {
 			t.Error("the device is withheld")
 		}
 		stop()
@@ -585,13 +587,13 @@ func TestContainerIsNeverListed(t *testing.T) {
 					return map[types.NamespacedName]Pod{{Namespace: "default", Name: "first"}: {UID: first, Resources: test.resources}}, test.err
 				}
 				b.open()
-				b.config.PodOf = func(ledger.Owner) types.UID { return "second" }
+				b.config.PodOf = func(allocation.Owner) types.UID { return "second" }
 				if !test.closed {
 					b.OpenNode("47", "train", "/dev/d")
 					b.File("proc/47/cgroup", "0::/kubepods/pod"+string(first)+"/0\n")
 				}
 				stop := b.run()
-				g := &ledger.Grant{Resource: "example.com/d", ID: "d", Container: "default/second main", Devices: []string{"d"}, Silicon: []string{"d"}, Exclusive: true, Since: time.Now()}
+				g := &allocation.Grant{Resource: "example.com/d", ID: "d", Container: "default/second main", Devices: []string{"d"}, Silicon: []string{"d"}, Exclusive: true, Since: time.Now()}
 				if err := b.Remove(g, nil); err != nil {
 					t.Error(err)
 				}
@@ -621,12 +623,12 @@ func TestEarlierContainerIsUnseen(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
 				b.open()
-				b.config.PodOf = func(o ledger.Owner) types.UID { return map[string]types.UID{"second": "uid"}[o.Name] }
+				b.config.PodOf = func(o allocation.Owner) types.UID { return map[string]types.UID{"second": "uid"}[o.Name] }
 				stop := b.run()
 				pass := func(pod string) {
 					t.Helper()
-					g := &ledger.Grant{Resource: "example.com/d", ID: "d", Container: "default/" + pod + " main", Devices: []string{"d"}, Silicon: []string{"d"}, Exclusive: true, Since: time.Now()}
-					if err := b.GrantsReplaced([]*ledger.Grant{g}); err != nil {
+					g := &allocation.Grant{Resource: "example.com/d", ID: "d", Container: "default/" + pod + " main", Devices: []string{"d"}, Silicon: []string{"d"}, Exclusive: true, Since: time.Now()}
+					if err := b.GrantsReplaced([]*allocation.Grant{g}); err != nil {
 						t.Error(err)
 					}
 				}
@@ -649,7 +651,7 @@ func TestFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.open()
-		if err := b.ledger.AllocateClaim(b.claim, ledger.Allocated, &ledger.Present{}); err != nil {
+		if err := b.ledger.AllocateClaim(b.claim, allocation.Allocated, &exclusion.Present{}); err != nil {
 			t.Fatal(err)
 		}
 		var mended atomic.Bool

@@ -19,6 +19,7 @@ import (
 	"chandler.dev/discovery/pci"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 var _ interface {
@@ -137,8 +138,8 @@ func (c *Manager) NoteUsers(claim types.UID, pods []types.UID) {
 
 // Write implements [ledger.Output]: it records the devices of a claim. The containers of grants are
 // not known yet.
-func (c *Manager) Write(e ledger.Entry) error {
-	if _, ok := e.(*ledger.Claim); !ok {
+func (c *Manager) Write(e allocation.Entry) error {
+	if _, ok := e.(*allocation.Claim); !ok {
 		return nil
 	}
 	_, err := c.recordEntry(e, nil, false)
@@ -147,17 +148,17 @@ func (c *Manager) Write(e ledger.Entry) error {
 
 // Remove implements [ledger.Output]: it withholds the devices of an ending owner, except devices
 // that the owner has by another entry too.
-func (c *Manager) Remove(e ledger.Entry, others []ledger.Entry) error {
+func (c *Manager) Remove(e allocation.Entry, others []allocation.Entry) error {
 	has := func(device string) bool {
-		return slices.ContainsFunc(others, func(other ledger.Entry) bool {
+		return slices.ContainsFunc(others, func(other allocation.Entry) bool {
 			return other.Key() == e.Key() && other.Owner() == e.Owner() && holdsDevice(other, device)
 		})
 	}
 	kept, err := c.recordEntry(e, has, true)
-	if sealed, ok := e.(*ledger.Sealed); ok {
+	if sealed, ok := e.(*allocation.Sealed); ok {
 		err = c.end(sealed.UID)
 	}
-	if _, ok := e.(*ledger.Grant); ok {
+	if _, ok := e.(*allocation.Grant); ok {
 		c.reclaimDevices(kept, endWait)
 	}
 	c.pods.forget(e.Owner().UID)
@@ -201,7 +202,7 @@ func (c *Manager) end(claim types.UID) error {
 }
 
 // GrantsReplaced implements [ledger.GrantReplacer].
-func (c *Manager) GrantsReplaced(earlier []*ledger.Grant) error {
+func (c *Manager) GrantsReplaced(earlier []*allocation.Grant) error {
 	var kept []*record
 	var errs []error
 	for _, g := range earlier {
@@ -222,8 +223,8 @@ func (c *Manager) GrantsReplaced(earlier []*ledger.Grant) error {
 func (c *Manager) RemoveOrphans(func(types.UID, func() error) (bool, error)) error { return nil }
 
 // holdsDevice reports whether an entry has a device.
-func holdsDevice(e ledger.Entry, device string) bool {
-	return slices.ContainsFunc(e.Holds(), func(h ledger.Hold) bool { return h.Device == device })
+func holdsDevice(e allocation.Entry, device string) bool {
+	return slices.ContainsFunc(e.Holds(), func(h allocation.Hold) bool { return h.Device == device })
 }
 
 // handOver starts to reclaim devices, all at once, and waits for at most the given time.
@@ -249,11 +250,11 @@ func (c *Manager) reclaimDevices(kept []*record, wait time.Duration) {
 // isReclaimable reports whether the devices of an entry's owner are to be reclaimed. A claim that
 // is Configuring matters only for existing records: the claim was given before, and its pods may be
 // running.
-func isReclaimable(e ledger.Entry, boot string) bool {
+func isReclaimable(e allocation.Entry, boot string) bool {
 	switch e := e.(type) {
-	case *ledger.Claim:
+	case *allocation.Claim:
 		return e.Boot == boot
-	case *ledger.Grant:
+	case *allocation.Grant:
 		return e.Container != ""
 	}
 	return false
@@ -261,7 +262,7 @@ func isReclaimable(e ledger.Entry, boot string) bool {
 
 // recordEntry records the present or past devices of an entry, except the devices that has reports.
 // It returns the records of the devices to withhold if the owner has ended.
-func (c *Manager) recordEntry(e ledger.Entry, has func(device string) bool, ended bool) (kept []*record, err error) {
+func (c *Manager) recordEntry(e allocation.Entry, has func(device string) bool, ended bool) (kept []*record, err error) {
 	rules := c.config.Rules()
 	if !isReclaimable(e, c.config.Journal.Boot) || len(rules) == 0 && !c.any() {
 		return nil, nil
@@ -290,20 +291,20 @@ func (c *Manager) recordEntry(e ledger.Entry, has func(device string) bool, ende
 
 // isPresent reports whether the ledger still has an owner that is not ending. An ending owner may be
 // reclaimed already.
-func (c *Manager) isPresent(e ledger.Entry) bool {
+func (c *Manager) isPresent(e allocation.Entry) bool {
 	now, state := c.config.Ledger.Get(e.Key())
-	return now != nil && now.Owner() == e.Owner() && state != ledger.Ending
+	return now != nil && now.Owner() == e.Owner() && state != allocation.Ending
 }
 
 // recordOf returns the record of an owner's device. If there is none, it returns a new record if
 // the administrator wants the device reclaimed, and nil otherwise.
-func (c *Manager) recordOf(rules []discovery.Selection[Rule], e ledger.Entry, h ledger.Hold) *record {
+func (c *Manager) recordOf(rules []discovery.Selection[Rule], e allocation.Entry, h allocation.Hold) *record {
 	r := &record{Key: e.Key(), Owner: e.Owner(), Grant: grantOf(e), Hold: h}
 	r.name = r.nameOf()
 	c.mu.Lock()
 	before, passed := c.records[r.name], r.Grant != "" && c.handedOver[r.Grant] != ""
 	c.mu.Unlock()
-	claim, isClaim := e.(*ledger.Claim)
+	claim, isClaim := e.(*allocation.Claim)
 	if before != nil || passed || isClaim && claim.Configuring {
 		return before
 	}
@@ -311,7 +312,7 @@ func (c *Manager) recordOf(rules []discovery.Selection[Rule], e ledger.Entry, h 
 	if rule == nil {
 		return nil
 	}
-	r.Source, r.Nodes = d.Source, ledger.NodesIn(d.OwnNodes())
+	r.Source, r.Nodes = d.Source, allocation.NodesIn(d.OwnNodes())
 	if isClaim { // a grant has the nodes of all its devices together
 		r.Nodes = append(r.Nodes, ownOf(h.Nodes, &d, r.Nodes)...)
 	}
@@ -321,7 +322,7 @@ func (c *Manager) recordOf(rules []discovery.Selection[Rule], e ledger.Entry, h 
 
 // ownOf returns the given nodes that belong to the device alone, such as the node of its IOMMU
 // group while the device is bound to vfio, without the known nodes.
-func ownOf(given []ledger.Node, d *discovery.Device, known []ledger.Node) (nodes []ledger.Node) {
+func ownOf(given []allocation.Node, d *discovery.Device, known []allocation.Node) (nodes []allocation.Node) {
 	for _, n := range given {
 		common := slices.Contains(d.CommonNodes, n.Path) || slices.Contains(pci.VFIOControl(), n.Path)
 		if !common && !slices.Contains(known, n) {
@@ -426,7 +427,7 @@ func (c *Manager) refreshRecords(ctx context.Context) {
 	c.readAgain(ctx)
 	view := c.config.Ledger.View(nil)
 	c.pods.askAll(ctx, view.Claims())
-	var entries []ledger.Entry
+	var entries []allocation.Entry
 	for _, claim := range view.Claims() {
 		entries = append(entries, claim)
 	}
@@ -498,8 +499,8 @@ func (c *Manager) restoreRecord(r *record) error {
 
 // grantOf identifies a grant, also among grants of the same ID; "" for other entries. A grant stays
 // in the ledger for a while after its container has ended.
-func grantOf(e ledger.Entry) string {
-	g, ok := e.(*ledger.Grant)
+func grantOf(e allocation.Entry) string {
+	g, ok := e.(*allocation.Grant)
 	if !ok {
 		return ""
 	}
@@ -509,7 +510,7 @@ func grantOf(e ledger.Entry) string {
 // isHeld reports whether a record's owner still has the device.
 func (r *record) isHeld(l *ledger.Ledger) bool {
 	e, state := l.Get(r.Key)
-	if r.Grant != "" && state == ledger.Ending {
+	if r.Grant != "" && state == allocation.Ending {
 		return false
 	}
 	return e != nil && e.Owner() == r.Owner && holdsDevice(e, r.Hold.Device) || r.Owner.UID != "" && l.IsSealed(r.Owner.UID)

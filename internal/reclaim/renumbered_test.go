@@ -6,7 +6,8 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -23,8 +24,8 @@ func TestRenumberedDeviceIsNotReset(t *testing.T) {
 		b.open()
 		b.trains()
 		b.gives("pod")
-		other := &ledger.Claim{Version: 1, UID: "other", Namespace: "default", Name: "other", Boot: "boot", Results: []ledger.Result{{Request: "r", Device: "e", Silicon: "e", Whole: true, Source: "e", CDI: "e"}}}
-		if err := b.ledger.AllocateClaim(other, ledger.Allocated, &ledger.Present{}); err != nil {
+		other := &allocation.Claim{Version: 1, UID: "other", Namespace: "default", Name: "other", Boot: "boot", Results: []allocation.Result{{Request: "r", Device: "e", Silicon: "e", Whole: true, Source: "e", CDI: "e"}}}
+		if err := b.ledger.AllocateClaim(other, allocation.Allocated, &exclusion.Present{}); err != nil {
 			t.Fatal(err)
 		}
 		stop := b.run()

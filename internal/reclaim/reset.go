@@ -9,7 +9,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 var errNoPrivilege = errors.New("the agent may not change the host: this needs reclaim.enabled, see docs/reclaim.md")
@@ -54,9 +55,9 @@ func (t *resetter) reset(r *record, d discovery.Device, rule *Rule) error {
 		return fmt.Errorf("the kernel has registered function %s again", function.Name())
 	}
 	stock := t.config.Stock()
-	lease, blocked := t.config.Ledger.Leases.LeaseDevices(ledger.Change{
+	lease, blocked := t.config.Ledger.Leases.LeaseDevices(allocation.Change{
 		Name: "reset of " + d.Name, Consumer: r.Key, Previous: r.Owner, API: r.Owner.API,
-		Devices: ledger.HoldsOn(stock, function.Path), Functions: []discovery.DeviceKey{key},
+		Devices: exclusion.HoldsOn(stock, function.Path), Functions: []discovery.DeviceKey{key},
 	}, stock)
 	if blocked != nil {
 		return blocked

@@ -13,7 +13,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/inuse"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 var errUnknownPod = errors.New("its previous pods are unknown")
@@ -70,7 +70,7 @@ func (c *Config) unknownUse(ctx context.Context, r *record, d discovery.Device) 
 // claim, or requests the resource.
 func (r *record) mayBeOf(name types.NamespacedName, pod Pod) bool {
 	if r.Owner.API == discovery.ModeDevicePlugin {
-		return slices.Contains(pod.Resources, ledger.GrantResource(r.Key))
+		return slices.Contains(pod.Resources, allocation.GrantResource(r.Key))
 	}
 	return name.Namespace == r.Owner.Namespace && slices.Contains(pod.Claims, r.Owner.Name)
 }

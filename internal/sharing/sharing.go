@@ -28,6 +28,7 @@ import (
 	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // Config is the configuration of a [Manager].
@@ -99,12 +100,12 @@ var _ ledger.Output = (*Manager)(nil)
 
 // Write implements [ledger.Output]. It does nothing, since the driver calls Begin before other
 // outputs.
-func (o *Manager) Write(ledger.Entry) error { return nil }
+func (o *Manager) Write(allocation.Entry) error { return nil }
 
 // Remove implements [ledger.Output]: it ends the work for a claim without other allocations.
-func (o *Manager) Remove(e ledger.Entry, others []ledger.Entry) error {
+func (o *Manager) Remove(e allocation.Entry, others []allocation.Entry) error {
 	uid := e.Owner().UID
-	if uid == "" || slices.ContainsFunc(others, func(other ledger.Entry) bool { return other.Owner().UID == uid }) {
+	if uid == "" || slices.ContainsFunc(others, func(other allocation.Entry) bool { return other.Owner().UID == uid }) {
 		return nil
 	}
 	return o.end(uid)
@@ -240,7 +241,7 @@ func (o *Manager) restartWork(ctx context.Context, family string, claim *wire.Cl
 	}
 	defer unlock()
 	entry, state := o.config.Ledger.Claim(uid)
-	if entry == nil || state != ledger.Allocated {
+	if entry == nil || state != allocation.Allocated {
 		return // the driver's call for the claim orders the work
 	}
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(entry.Namespace, entry.Name), "uid", uid)

@@ -20,6 +20,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/hostservice/wire"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // newManager returns a [Manager] with a directory of a family's program that contains a
@@ -66,16 +68,16 @@ func TestEndsWithoutTheProgram(t *testing.T) {
 		"an unknown boot":   {fstest.MapFS{}, `{"uid":"uid","changed":true}`, false},
 	} {
 		o := newManager(t, test.host, test.record)
-		err := o.Remove(&ledger.Claim{UID: "uid"}, nil)
+		err := o.Remove(&allocation.Claim{UID: "uid"}, nil)
 		if (err == nil) != test.ends || err != nil && !errors.Is(err, errNoListener) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	o := newManager(t, stat("S", "100"), record)
-	if err := o.Remove(&ledger.Claim{UID: "other"}, nil); err != nil {
+	if err := o.Remove(&allocation.Claim{UID: "other"}, nil); err != nil {
 		t.Errorf("a claim without a sharing daemon: %v", err)
 	}
-	if err := o.Remove(&ledger.Claim{UID: "uid"}, []ledger.Entry{&ledger.Claim{UID: "uid"}}); err != nil {
+	if err := o.Remove(&allocation.Claim{UID: "uid"}, []allocation.Entry{&allocation.Claim{UID: "uid"}}); err != nil {
 		t.Errorf("a claim that goes on: %v", err)
 	}
 }
@@ -169,7 +171,7 @@ func TestDeviceFaults(t *testing.T) {
 	}
 	changed := 0
 	o.config.Changed = func() { changed++ }
-	if err := o.Remove(&ledger.Claim{UID: "uid"}, nil); err != nil || len(o.DeviceFaults()) > 0 || changed != 1 {
+	if err := o.Remove(&allocation.Claim{UID: "uid"}, nil); err != nil || len(o.DeviceFaults()) > 0 || changed != 1 {
 		t.Errorf("the end of the claim: %v, %d changes; want 1", err, changed)
 	}
 }
@@ -183,8 +185,8 @@ func allocateClaim(t *testing.T, o *Manager) {
 		t.Fatal(err)
 	}
 	c := o.config.Ledger.NewClaim("uid", "default", "claim")
-	c.Results = []ledger.Result{{Request: "r", Device: "d", Silicon: "d", Whole: true, Source: "d", CDI: "d"}}
-	if err := o.config.Ledger.AllocateClaim(c, ledger.Allocated, &ledger.Present{}); err != nil {
+	c.Results = []allocation.Result{{Request: "r", Device: "d", Silicon: "d", Whole: true, Source: "d", CDI: "d"}}
+	if err := o.config.Ledger.AllocateClaim(c, allocation.Allocated, &exclusion.Present{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -251,7 +253,7 @@ func TestRestartMeetsTheEnd(t *testing.T) {
 		unlock, err := o.config.Ledger.Lock(t.Context(), "uid")
 		if err == nil {
 			defer unlock()
-			err = o.config.Ledger.End("uid", &ledger.Present{})
+			err = o.config.Ledger.End("uid", &exclusion.Present{})
 		}
 		ended <- err
 	}()

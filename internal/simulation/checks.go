@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // check checks the invariants.
@@ -98,7 +98,7 @@ func (w *World) exclusiveDevices(name, boot string) map[string]bool {
 	if path.Ext(name) != ".record" {
 		return nil
 	}
-	var c ledger.Claim
+	var c allocation.Claim
 	data, _ := w.disk.FileContent(name)
 	_, body, _ := bytes.Cut(data, []byte("\n"))
 	if json.Unmarshal(body, &c) != nil || c.Boot != boot {

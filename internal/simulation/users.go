@@ -17,7 +17,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/simulation/kubelet"
 )
 
@@ -437,7 +437,7 @@ func (w *World) forgetUses() {
 // entry are the same for both.
 func (w *World) sharesNow(u *use) bool {
 	return slices.ContainsFunc(w.wantedForm()[u.device].Offers, func(offer discovery.Offer) bool {
-		return ledger.GrantKey(offer.Resource, u.id) == u.portion.device && len(offer.IDs) > 1 && slices.Contains(offer.IDs, u.id)
+		return allocation.GrantKey(offer.Resource, u.id) == u.portion.device && len(offer.IDs) > 1 && slices.Contains(offer.IDs, u.id)
 	})
 }
 

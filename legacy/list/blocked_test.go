@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/legacy/list/listtest"
 )
 
@@ -16,7 +16,7 @@ func TestWholeAndParts(t *testing.T) {
 	unitOf := func(d rules.Offered) *Unit { return (*Unit)(nil).with(d.Device, d.Offers[0]) }
 	stock := StockOf(listtest.FoundDevices(devices), Lists{})
 	overlap := func(held, wanted rules.Offered) bool {
-		v := viewOf(stock, []*ledger.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), listtest.OtherResource)}, nil)
+		v := viewOf(stock, []*allocation.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), listtest.OtherResource)}, nil)
 		return unitOf(wanted).blockedBy(listtest.Resource, v) != nil
 	}
 	if !overlap(whole, part) {
@@ -52,7 +52,7 @@ func TestSiliconIsExhausted(t *testing.T) {
 			for _, d := range listtest.FoundDevices(s.Devices) {
 				units[d.PluginOffers[0].IDs[0]] = (*Unit)(nil).with(d, d.PluginOffers[0])
 			}
-			var had []*ledger.Grant
+			var had []*allocation.Grant
 			for _, id := range test.held {
 				had = append(had, hadAs(id, units[id], units[id].Devices[0].PluginOffers[0].Resource))
 			}

@@ -18,6 +18,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Belief is what the kubelet may still assume about a resource.
@@ -32,7 +34,7 @@ type Input struct {
 	Snapshot *rules.Snapshot
 	Withheld map[string]string // by physical device: why no new consumer can have it
 	View     *ledger.View      // the allocations on a host with a stock
-	Host     ledger.Stock      // the stock; nil has no devices
+	Host     exclusion.Stock   // the stock; nil has no devices
 	Beliefs  map[string]Belief // by resource, for resources registered with the kubelet
 
 	// CheckpointIDs are the IDs of containers in the kubelet's checkpoint, by resource. They are set
@@ -152,7 +154,7 @@ func (b Belief) mayLeave(now time.Time, grace time.Duration) bool {
 }
 
 // hasVanished reports whether a host has none of the devices of grants.
-func hasVanished(grants map[string]*ledger.Grant, host ledger.Stock) bool {
+func hasVanished(grants map[string]*allocation.Grant, host exclusion.Stock) bool {
 	for _, g := range grants {
 		for _, name := range g.Devices {
 			if host == nil {
@@ -180,11 +182,11 @@ func (l *List) canLeave(b Belief, in Input) bool {
 }
 
 // grantsOf returns the grants of Chandler's resources, by resource and ID.
-func grantsOf(v *ledger.View) map[string]map[string]*ledger.Grant {
-	had := make(map[string]map[string]*ledger.Grant)
+func grantsOf(v *ledger.View) map[string]map[string]*allocation.Grant {
+	had := make(map[string]map[string]*allocation.Grant)
 	for _, g := range v.OwnGrants() {
 		if had[g.Resource] == nil {
-			had[g.Resource] = make(map[string]*ledger.Grant)
+			had[g.Resource] = make(map[string]*allocation.Grant)
 		}
 		had[g.Resource][g.ID] = g
 	}
@@ -192,7 +194,7 @@ func grantsOf(v *ledger.View) map[string]map[string]*ledger.Grant {
 }
 
 // next returns the list that follows l, which may be nil.
-func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Grant, in Input) *List {
+func (l *List) next(resource string, offers *Offers, had map[string]*allocation.Grant, in Input) *List {
 	if l == nil {
 		l = &List{rows: make(map[string]row)}
 		for _, id := range in.CheckpointIDs[resource] {
@@ -206,7 +208,7 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 	}
 	either := had
 	if in.PossibleHolders != nil {
-		either = make(map[string]*ledger.Grant)
+		either = make(map[string]*allocation.Grant)
 		maps.Copy(either, had)
 		maps.Copy(either, grantsOf(in.PossibleHolders)[resource]) // allocations with unconfirmed consumers
 	}
@@ -244,7 +246,7 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 
 // addUnit adds the rows of a unit's IDs. An ID that a container has keeps its devices of the time
 // of its allocation.
-func (l *List) addUnit(u *Unit, before *List, had, taken map[string]*ledger.Grant, in Input) {
+func (l *List) addUnit(u *Unit, before *List, had, taken map[string]*allocation.Grant, in Input) {
 	sick, blocked := u.unusableReason(in.Withheld), ""
 	if b := u.blockedBy(l.resource, in.View); b != nil {
 		blocked = b.Error()
@@ -264,7 +266,7 @@ func (l *List) addUnit(u *Unit, before *List, had, taken map[string]*ledger.Gran
 // blockDoubtful blocks the IDs of a unit if a container may have the unit's devices by other IDs.
 // It leaves IDs of containers: the kubelet does not allocate them again, and restarts their
 // container only if they are healthy.
-func (l *List) blockDoubtful(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View) {
+func (l *List) blockDoubtful(u *Unit, had map[string]*allocation.Grant, perhaps *ledger.View) {
 	if perhaps == nil {
 		return
 	}
@@ -283,7 +285,7 @@ func (l *List) blockDoubtful(u *Unit, had map[string]*ledger.Grant, perhaps *led
 // sharesOf returns the blocked IDs of units with shares by other IDs: containers have shares of the
 // same devices, with IDs in another plugin's dialect or no longer offered. Such a share blocks the
 // ID with its number, or else the last free ID.
-func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Grant {
+func sharesOf(units []*Unit, had map[string]*allocation.Grant) map[string]*allocation.Grant {
 	shared := make(map[string]*Unit) // by the names of the unit's devices
 	listed := make(map[string]bool)
 	for _, u := range units {
@@ -300,7 +302,7 @@ func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Gr
 			others[u] = append(others[u], id)
 		}
 	}
-	taken := make(map[string]*ledger.Grant)
+	taken := make(map[string]*allocation.Grant)
 	for u, ids := range others {
 		byNumber := make(map[string]string, len(u.IDs))
 		var free []string
@@ -310,7 +312,7 @@ func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Gr
 			}
 		}
 		slices.SortFunc(ids, CompareNatural)
-		var odd []*ledger.Grant
+		var odd []*allocation.Grant
 		for _, id := range ids {
 			if own, there := byNumber[trailingDigits(id)]; there && taken[own] == nil {
 				taken[own] = had[id]
@@ -335,7 +337,7 @@ func trailingDigits(id string) string { return id[len(strings.TrimRight(id, "012
 
 // blockedBy returns the consumer that blocks the unit, or nil. If the unit has several IDs, they
 // are shares, and any number of containers can have them.
-func (u *Unit) blockedBy(resource string, v *ledger.View) *ledger.Blocked {
+func (u *Unit) blockedBy(resource string, v *ledger.View) *exclusion.Blocked {
 	want := u.Grant(resource, u.IDs[0], nil)
 	own := ""
 	if want.Exclusive {
@@ -350,7 +352,7 @@ func (u *Unit) blockedBy(resource string, v *ledger.View) *ledger.Blocked {
 
 // standsFor returns a text about a container whose ID stands for other devices than those of the
 // unit, or "".
-func standsFor(g *ledger.Grant, u *Unit) string {
+func standsFor(g *allocation.Grant, u *Unit) string {
 	if g == nil || len(g.Devices) == 0 || slices.Equal(g.Devices, u.DeviceNames()) {
 		return ""
 	}

@@ -12,6 +12,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list/listtest"
 )
@@ -19,7 +21,7 @@ import (
 // step is a snapshot with the expected list.
 type step struct {
 	devices   []rules.Offered
-	held      []*ledger.Grant
+	held      []*allocation.Grant
 	elsewhere map[string]string
 	leave     int // IDs may leave if marked in this version or before; or everything
 	want      string
@@ -33,25 +35,25 @@ const everything = math.MaxInt
 // grace is the grace period of the tests.
 const grace = 10 * time.Second
 
-func had(id string, d rules.Offered) *ledger.Grant {
+func had(id string, d rules.Offered) *allocation.Grant {
 	return hadAs(id, BuildOffers(listtest.Snapshot(d)).Units[listtest.Resource][0], listtest.Resource)
 }
 
 // hadAs is the grant of a container for an ID of a unit.
-func hadAs(id string, u *Unit, resource string) *ledger.Grant {
+func hadAs(id string, u *Unit, resource string) *allocation.Grant {
 	g := u.Grant(resource, id, nil)
 	g.Container = "default/train main"
 	return g
 }
 
 // viewOf returns a view with grants of containers, and with claims on physical devices.
-func viewOf(stock ledger.Stock, had []*ledger.Grant, claimed map[string]string) *ledger.View {
-	var entries []ledger.Entry
+func viewOf(stock exclusion.Stock, had []*allocation.Grant, claimed map[string]string) *ledger.View {
+	var entries []allocation.Entry
 	for _, g := range had {
 		entries = append(entries, g)
 	}
 	for silicon, name := range claimed {
-		entries = append(entries, &ledger.Claim{UID: types.UID(name), Namespace: "default", Name: name, Results: []ledger.Result{{Source: silicon, Silicon: silicon, Whole: true}}})
+		entries = append(entries, &allocation.Claim{UID: types.UID(name), Namespace: "default", Name: name, Results: []allocation.Result{{Source: silicon, Silicon: silicon, Whole: true}}})
 	}
 	return ledger.ViewOf(stock, entries...)
 }
@@ -103,10 +105,10 @@ func TestWhatContainersHavePerhaps(t *testing.T) {
 	share := hadAs("before-1", BuildOffers(in.Snapshot).Units[listtest.MemoryResource][0], listtest.MemoryResource)
 	whole := had("before", listtest.GPU("a"))
 	for _, test := range []struct {
-		perhaps *ledger.Grant
+		perhaps *allocation.Grant
 		want    string
 	}{{share, "a-_-0 a-_-1! a-_-2"}, {whole, "a-_-0! a-_-1! a-_-2!"}} {
-		in.PossibleHolders = viewOf(stock, []*ledger.Grant{test.perhaps}, nil)
+		in.PossibleHolders = viewOf(stock, []*allocation.Grant{test.perhaps}, nil)
 		lists, _ := Lists{}.Next(in)
 		if got := kubelettest.Text(lists.lists[listtest.MemoryResource].devices); got != test.want {
 			t.Errorf("listed are %s, want %s", got, test.want)
@@ -132,7 +134,7 @@ func TestList(t *testing.T) {
 	part.PartOf = &discovery.Silicon{Name: "gpu-a"}
 	another := offer(listtest.GPU("a-2"), "", "q")
 	another.PartOf = part.PartOf
-	elsewhere := func(h *ledger.Grant) *ledger.Grant {
+	elsewhere := func(h *allocation.Grant) *allocation.Grant {
 		h.Resource = "example.com/other"
 		return h
 	}
@@ -177,16 +179,16 @@ func TestList(t *testing.T) {
 		},
 		"held": {
 			{devices: []rules.Offered{a, b}, want: "a b"},
-			{devices: nil, held: []*ledger.Grant{had("a", a)}, want: "a! b!"},
-			{devices: nil, held: []*ledger.Grant{had("a", a)}, leave: everything, want: "a!"},
+			{devices: nil, held: []*allocation.Grant{had("a", a)}, want: "a! b!"},
+			{devices: nil, held: []*allocation.Grant{had("a", a)}, leave: everything, want: "a!"},
 			{devices: nil, leave: everything, want: ""},
 		},
 		"held ID keeps its place": {
 			{devices: []rules.Offered{at(a, 1, "", "")}, want: "a@1"},
 			{devices: nil, want: "a!@1"},
-			{devices: nil, held: []*ledger.Grant{had("a", a)}, leave: everything, want: "a!@1"},
+			{devices: nil, held: []*allocation.Grant{had("a", a)}, leave: everything, want: "a!@1"},
 		},
-		"held and never seen": {{devices: []rules.Offered{b}, held: []*ledger.Grant{had("a", a)}, want: "a! b"}},
+		"held and never seen": {{devices: []rules.Offered{b}, held: []*allocation.Grant{had("a", a)}, want: "a! b"}},
 		"in use by the other API": {
 			{devices: []rules.Offered{a, b}, elsewhere: map[string]string{"gpu-a": "c"}, want: "a! b", why: map[string]string{"a": "device gpu-a is in use by claim default/c (device gpu-a)"}},
 		},
@@ -196,7 +198,7 @@ func TestList(t *testing.T) {
 		"held ID stands for another device": {
 			{devices: []rules.Offered{a}, want: "a"},
 			{
-				devices: []rules.Offered{offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
+				devices: []rules.Offered{offer(b, "", "a")}, held: []*allocation.Grant{had("a", a)},
 				want: "a!", why: map[string]string{"a": "default/train main has it as gpu-a"},
 			},
 			{devices: []rules.Offered{offer(b, "", "a")}, want: "a"},
@@ -204,55 +206,55 @@ func TestList(t *testing.T) {
 		"device has another ID while it is held": {
 			{devices: []rules.Offered{a}, want: "a"},
 			{
-				devices: []rules.Offered{offer(a, "", "uuid")}, held: []*ledger.Grant{had("a", a)}, leave: everything,
+				devices: []rules.Offered{offer(a, "", "uuid")}, held: []*allocation.Grant{had("a", a)}, leave: everything,
 				want: "a! uuid!", why: map[string]string{"uuid": "device gpu-a is in use by default/train main (device gpu-a)"},
 			},
 			{devices: []rules.Offered{offer(a, "", "uuid")}, leave: everything, want: "uuid"},
 		},
 		"device is shared while it is held": {{
-			devices: []rules.Offered{offer(a, "", "a::0", "a::1")}, held: []*ledger.Grant{had("a", a)},
+			devices: []rules.Offered{offer(a, "", "a::0", "a::1")}, held: []*allocation.Grant{had("a", a)},
 			want: "a! a::0! a::1!",
 		}},
 		"fewer shares": {{
-			devices: []rules.Offered{offer(a, "", "1", "2")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
+			devices: []rules.Offered{offer(a, "", "1", "2")}, held: []*allocation.Grant{had("3", offer(a, "", "1", "2", "3"))},
 			want: "1 2! 3!", why: map[string]string{"2": `default/train main has it as "3"`},
 		}},
 		"shares by the IDs of another plugin": {{
 			devices: []rules.Offered{offer(a, "", "a::0", "a::1", "a::2", "a::3")},
-			held:    []*ledger.Grant{had("a-1", offer(a, "", "a-0", "a-1")), had("a-7", offer(a, "", "a-0", "a-7")), had("a::3", offer(a, "", "a::0", "a::3"))},
+			held:    []*allocation.Grant{had("a-1", offer(a, "", "a-0", "a-1")), had("a-7", offer(a, "", "a-0", "a-7")), had("a::3", offer(a, "", "a::0", "a::3"))},
 			want:    "a-1! a-7! a::0 a::1! a::2! a::3",
 			why:     map[string]string{"a::1": `default/train main has it as "a-1"`, "a::2": `default/train main has it as "a-7"`},
 		}},
 		"IDs have changed places while one is held": {{
-			devices: []rules.Offered{offer(a, "", "b"), offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
+			devices: []rules.Offered{offer(a, "", "b"), offer(b, "", "a")}, held: []*allocation.Grant{had("a", a)},
 			want: "a! b!", why: map[string]string{"b": "device gpu-a is in use by default/train main (device gpu-a)"},
 		}},
 		"held of another resource": {{
-			devices: []rules.Offered{a, b}, held: []*ledger.Grant{elsewhere(had("x", offer(a, "", "x")))},
+			devices: []rules.Offered{a, b}, held: []*allocation.Grant{elsewhere(had("x", offer(a, "", "x")))},
 			want: "a! b", why: map[string]string{"a": "device gpu-a is in use by default/train main (device gpu-a)"},
 		}},
 		"a share is held of another resource": {
-			{devices: []rules.Offered{a, b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
-			{devices: []rules.Offered{offer(a, "", "1", "2"), b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "1! 2! a! b"},
+			{devices: []rules.Offered{a, b}, held: []*allocation.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
+			{devices: []rules.Offered{offer(a, "", "1", "2"), b}, held: []*allocation.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "1! 2! a! b"},
 		},
 		"shareable is held of another resource": {{
-			devices: []rules.Offered{shareable}, held: []*ledger.Grant{elsewhere(had("s", shareable))}, want: "s",
+			devices: []rules.Offered{shareable}, held: []*allocation.Grant{elsewhere(had("s", shareable))}, want: "s",
 		}},
 		"a unit has a device that is held of another resource": {{
-			devices: []rules.Offered{offer(a, "card", "c"), offer(b, "card", "c")}, held: []*ledger.Grant{elsewhere(had("b", b))}, want: "c!",
+			devices: []rules.Offered{offer(a, "card", "c"), offer(b, "card", "c")}, held: []*allocation.Grant{elsewhere(had("b", b))}, want: "c!",
 		}},
 		"held whole is parted": {{
-			devices: []rules.Offered{part, b}, held: []*ledger.Grant{elsewhere(had("a", a))},
+			devices: []rules.Offered{part, b}, held: []*allocation.Grant{elsewhere(had("a", a))},
 			want: "b p!", why: map[string]string{"p": "device gpu-a-1 is in use by default/train main (device gpu-a)"},
 		}},
 		"held whole is there beside its parts": {{
-			devices: []rules.Offered{a, part}, held: []*ledger.Grant{had("a", a)}, want: "a p!",
+			devices: []rules.Offered{a, part}, held: []*allocation.Grant{had("a", a)}, want: "a p!",
 		}},
 		"another part is held": {{
-			devices: []rules.Offered{part}, held: []*ledger.Grant{elsewhere(had("q", another))}, want: "p",
+			devices: []rules.Offered{part}, held: []*allocation.Grant{elsewhere(had("q", another))}, want: "p",
 		}},
 		"no shares any more": {{
-			devices: []rules.Offered{offer(a, "", "1")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
+			devices: []rules.Offered{offer(a, "", "1")}, held: []*allocation.Grant{had("3", offer(a, "", "1", "2", "3"))},
 			want: "1! 3!",
 		}},
 	}
@@ -342,7 +344,7 @@ func TestListsAtRest(t *testing.T) {
 	for name, change := range map[string]func(*Input){
 		"snapshot": func(in *Input) { in.Snapshot = listtest.Snapshot(listtest.GPU("a")) },
 		"view": func(in *Input) {
-			in.View = viewOf(StockOf(nil, Lists{}), []*ledger.Grant{had("a", listtest.GPU("a"))}, nil)
+			in.View = viewOf(StockOf(nil, Lists{}), []*allocation.Grant{had("a", listtest.GPU("a"))}, nil)
 		},
 		"withheld": func(in *Input) { in.Withheld = map[string]string{"gpu-a": "moves"} },
 	} {

@@ -9,6 +9,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/legacy/list/listtest"
 )
 
@@ -25,7 +26,7 @@ func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
 		d.Sharing = &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
 		s.Devices = append(s.Devices, d)
 	}
-	var had []*ledger.Grant
+	var had []*allocation.Grant
 	for _, u := range BuildOffers(s).Units[listtest.MemoryResource] {
 		for _, id := range u.IDs[:units/2] {
 			had = append(had, hadAs(id, u, listtest.MemoryResource))

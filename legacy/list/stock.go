@@ -3,20 +3,21 @@ package list
 import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Stock contains the devices of a host for the ledger. It is never modified.
 type Stock struct {
 	devices      map[string]*discovery.Device
 	names        []string
-	parts        ledger.Parts
+	parts        exclusion.Parts
 	catalogue    Catalogue
 	lists        Lists
 	foreignNodes map[string][]string // device nodes given to containers, by key of a grant
 }
 
-var _ ledger.Stock = (*Stock)(nil)
+var _ exclusion.Stock = (*Stock)(nil)
 
 // StockOf returns the stock of a host with the devices, whichever API offers them, and with the
 // offers of their families. The lists determine which resources belong to Chandler. The stock
@@ -68,7 +69,7 @@ func (s *Stock) KnowsDevices(resource, id string) bool {
 	return u != nil
 }
 
-// Device implements [ledger.Stock].
+// Device implements [exclusion.Stock].
 func (s *Stock) Device(name string) (rules.Offered, bool) {
 	d, found := s.devices[name]
 	if !found {
@@ -77,14 +78,14 @@ func (s *Stock) Device(name string) (rules.Offered, bool) {
 	return rules.Offered{Device: *d}, true
 }
 
-// Names implements [ledger.Stock].
+// Names implements [exclusion.Stock].
 func (s *Stock) Names() []string { return s.names }
 
-// Parts implements [ledger.Stock].
+// Parts implements [exclusion.Stock].
 func (s *Stock) Parts(silicon string) []string { return s.parts[silicon] }
 
-// WithID implements [ledger.Stock].
-func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {
+// WithID implements [exclusion.Stock].
+func (s *Stock) WithID(resource, id string) (g *allocation.Grant, ours bool) {
 	l := s.lists.lists[resource]
 	if l != nil {
 		if u := l.Unit(id); u != nil {
@@ -93,7 +94,7 @@ func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {
 	}
 	u, share := s.catalogue.Find(id) // in another dialect, such as a replaced plugin's
 	if u == nil {
-		u = s.catalogue.WithNodes(id, s.foreignNodes[ledger.GrantKey(resource, id)])
+		u = s.catalogue.WithNodes(id, s.foreignNodes[allocation.GrantKey(resource, id)])
 	}
 	if u == nil {
 		return nil, l != nil

@@ -15,7 +15,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/topology"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Unit contains the devices of an ID: a single device, or several that are only allocated together,
@@ -88,13 +89,13 @@ func (u *Unit) DeviceNames() []string { return u.place.Names() }
 func (u *Unit) Silicon() []string { return u.place.Silicon() }
 
 // Grant returns the grant of a container for an ID of the unit, or for an additional share ID.
-func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
-	g := &ledger.Grant{Resource: resource, ID: id, Devices: u.DeviceNames(), Silicon: u.Silicon(), Exclusive: len(u.IDs) == 1}
+func (u *Unit) Grant(resource, id string, stock exclusion.Stock) *allocation.Grant {
+	g := &allocation.Grant{Resource: resource, ID: id, Devices: u.DeviceNames(), Silicon: u.Silicon(), Exclusive: len(u.IDs) == 1}
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		g.HostFiles = append(g.HostFiles, d.FilesAs(resource)...)
 		if stock != nil && !d.Shareable {
-			g.Nodes = append(g.Nodes, ledger.NodesOf(d.Name, stock)...)
+			g.Nodes = append(g.Nodes, exclusion.NodesOf(d.Name, stock)...)
 		}
 		if form := d.ShareForm().String(); form != "" {
 			g.Form = form

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/scan"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // A plan computed from the agent's files predicts the agent's actions.
@@ -36,7 +36,7 @@ func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
 			if s.API, s.Auto, err = placement.ReadPlacement(os.DirFS(config.StateDir)); err != nil {
 				t.Fatal(err)
 			}
-			if s.Entries, err = ledger.ReadEntries(os.DirFS(config.StateDir), ".", config.BootID); err != nil {
+			if s.Entries, err = allocation.ReadEntries(os.DirFS(config.StateDir), ".", config.BootID); err != nil {
 				t.Fatal(err)
 			}
 			if wanted == nil {

@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/reclaim"
 )
 
@@ -33,7 +34,7 @@ func TestChange(t *testing.T) {
 		Features:   func() []features.Feature { return nil },
 		Prepared:   func() int { return 0 },
 		Placed:     func() *placement.Placed { return nil },
-		View:       func(s ledger.Stock) *ledger.View { return ledger.ViewOf(s) },
+		View:       func(s exclusion.Stock) *ledger.View { return ledger.ViewOf(s) },
 		Published:  func() (int, int, bool) { return 0, 0, false },
 		Refusal:    func() string { return "" },
 		Registered: func() (bool, bool) { return false, true },

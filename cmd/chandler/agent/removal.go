@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/removal"
 )
 
@@ -118,7 +119,7 @@ func (o *removalOrders) reportOn(order removal.Order) removal.Report {
 }
 
 // namesOf joins the names of owners, at most maxNames.
-func namesOf(owners []ledger.Owner) string {
+func namesOf(owners []allocation.Owner) string {
 	var names []string
 	for _, owner := range owners {
 		name := owner.String()

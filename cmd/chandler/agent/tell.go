@@ -13,6 +13,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/podevents"
 )
 
@@ -28,11 +30,11 @@ func (a *agent) tellPods(ctx context.Context) {
 			if settled == nil || placed == nil || !a.isReady() {
 				return nil, false
 			}
-			health := func(c *ledger.Claim, r *ledger.Result) discovery.Health {
+			health := func(c *allocation.Claim, r *allocation.Result) discovery.Health {
 				device, found := settled.Lookup(r.Source)
 				return a.driver.HealthOf(&device, found, settled.Gone, c, r)
 			}
-			view := a.ledger.View(&ledger.Present{Snapshot: placed.Snapshot})
+			view := a.ledger.View(&exclusion.Present{Snapshot: placed.Snapshot})
 			return devicesInUse(settled, a.settings.goneEffect(), view, health), true
 		},
 		Pods: a.cluster.Pods,
@@ -44,7 +46,7 @@ func (a *agent) tellPods(ctx context.Context) {
 // and devices of grants whose pod PodResources has named. If a device is gone for one consumer and
 // present for another, the gone device comes first. A device that is gone has no model. Devices
 // with admin access and devices of claims that are still being configured are left out.
-func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffect, view *ledger.View, health func(*ledger.Claim, *ledger.Result) discovery.Health) []podevents.Device {
+func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffect, view *ledger.View, health func(*allocation.Claim, *allocation.Result) discovery.Health) []podevents.Device {
 	var devices []podevents.Device
 	at := func(name string, health discovery.Health) *podevents.Device {
 		i := slices.IndexFunc(devices, func(d podevents.Device) bool { return d.Name == name && d.Health == health })

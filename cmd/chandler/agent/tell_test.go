@@ -14,6 +14,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/podevents"
 )
 
@@ -31,7 +33,7 @@ func TestDevicesInUse(t *testing.T) {
 	swapped.Reason = "device b was swapped"
 	one, since, admin, working := claimOf("claim", "c", "b", "b"), claimOf("since", "b"), claimOf("admin", "a"), claimOf("working", "a")
 	admin.Results[0].Admin, working.Configuring = true, true
-	entries := []ledger.Entry{one, since, admin, working, grantOf("train", "a", "b"), grantOf("train", "b", "d"), grantOf("train", "e"), &ledger.Grant{ID: "new", Devices: []string{"a"}}}
+	entries := []allocation.Entry{one, since, admin, working, grantOf("train", "a", "b"), grantOf("train", "b", "d"), grantOf("train", "e"), &allocation.Grant{ID: "new", Devices: []string{"a"}}}
 	// Two cards with exchanged device nodes. Card g is unreadable.
 	now := &rules.Snapshot{}
 	for name, node := range map[string]string{"f": "/dev/1", "g": "/dev/0"} {
@@ -45,13 +47,13 @@ func TestDevicesInUse(t *testing.T) {
 	settled.Devices[3].Health = unread
 	for name, node := range map[string]string{"f": "/dev/0", "g": "/dev/1"} {
 		g := grantOf("train", name)
-		g.Nodes = []ledger.Node{{Path: node, Major: 226, Minor: 8}}
+		g.Nodes = []allocation.Node{{Path: node, Major: 226, Minor: 8}}
 		entries = append(entries, g)
 	}
 	renumbered := gone
 	renumbered.Reason = "device f has other nodes: it was given as /dev/0 and is /dev/1 (226:1) now; /dev/0 is device g now"
-	view := ledger.ViewOf(&ledger.Present{Snapshot: now}, entries...)
-	got := devicesInUse(settled, gone.Effect, view, func(c *ledger.Claim, r *ledger.Result) discovery.Health {
+	view := ledger.ViewOf(&exclusion.Present{Snapshot: now}, entries...)
+	got := devicesInUse(settled, gone.Effect, view, func(c *allocation.Claim, r *allocation.Result) discovery.Health {
 		return map[string]discovery.Health{"claim b": swapped, "claim c": gone, "since b": sick}[c.Name+" "+r.Source]
 	})
 	of := func(name string) []types.NamespacedName { return []types.NamespacedName{{Namespace: "n", Name: name}} }
@@ -71,15 +73,15 @@ func TestDevicesInUse(t *testing.T) {
 }
 
 // claimOf returns a claim with devices.
-func claimOf(name string, devices ...string) *ledger.Claim {
-	c := &ledger.Claim{UID: types.UID(name), Namespace: "n", Name: name}
+func claimOf(name string, devices ...string) *allocation.Claim {
+	c := &allocation.Claim{UID: types.UID(name), Namespace: "n", Name: name}
 	for _, device := range devices {
-		c.Results = append(c.Results, ledger.Result{Source: device, Silicon: device, Whole: true})
+		c.Results = append(c.Results, allocation.Result{Source: device, Silicon: device, Whole: true})
 	}
 	return c
 }
 
 // grantOf returns the allocation of devices to a pod by the device plugin API.
-func grantOf(pod string, devices ...string) *ledger.Grant {
-	return &ledger.Grant{Resource: "example.com/gpu", ID: devices[0], Devices: devices, Silicon: devices, Exclusive: true, Container: "n/" + pod + " main"}
+func grantOf(pod string, devices ...string) *allocation.Grant {
+	return &allocation.Grant{Resource: "example.com/gpu", ID: devices[0], Devices: devices, Silicon: devices, Exclusive: true, Container: "n/" + pod + " main"}
 }

@@ -11,6 +11,7 @@ import (
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // PoolTemplate returns the first pool that an agent publishes on a host without allocations, in a
@@ -20,7 +21,7 @@ func PoolTemplate(found *discovery.Snapshot, settings Settings, kept features.Se
 	settler := scan.Settler{Severity: settings.Severity}
 	settled, _ := settler.SettleStates(found, time.Now())
 	snapshot := settings.Rules.ApplyTo(settled)
-	view := ledger.ViewOf(&ledger.Present{Snapshot: snapshot})
+	view := ledger.ViewOf(&exclusion.Present{Snapshot: snapshot})
 	facts := placement.Facts{AutoMode: discovery.ModeDRA, Published: &placement.Published{}, Unknown: settings.Rules.WithheldReason()}
 	placed := placement.PlaceDevices(nil, snapshot.Devices, view, facts)
 	published, problems := pool.BuildPool(pool.Input{

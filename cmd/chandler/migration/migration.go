@@ -16,7 +16,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/inventory"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // A Move describes the move of a node's devices.
@@ -50,7 +50,7 @@ type Resource struct {
 }
 
 // AddSteps adds the devices.
-func (m *Move) AddSteps(steps []placement.Step, entries []ledger.Entry, pods map[types.NamespacedName][]string) {
+func (m *Move) AddSteps(steps []placement.Step, entries []allocation.Entry, pods map[types.NamespacedName][]string) {
 	names := make(map[string]*Resource)
 	m.Devices, m.Resources = make([]Device, 0, len(steps)), []*Resource{}
 	for _, step := range steps {
@@ -75,7 +75,7 @@ func (m *Move) AddSteps(steps []placement.Step, entries []ledger.Entry, pods map
 	m.addNotes()
 }
 
-func ownerText(owner ledger.Owner, pods map[types.NamespacedName][]string) string {
+func ownerText(owner allocation.Owner, pods map[types.NamespacedName][]string) string {
 	if owner.API == discovery.ModeDevicePlugin {
 		return "pod " + owner.String()
 	}
@@ -90,7 +90,7 @@ func ownerText(owner ledger.Owner, pods map[types.NamespacedName][]string) strin
 // createRequestsAndMappings, in 1.35 to 1.37).
 var limitRequest = regexp.MustCompile(`^container-\d+-request-\d+$`)
 
-func (n *Resource) count(step placement.Step, entries []ledger.Entry) {
+func (n *Resource) count(step placement.Step, entries []allocation.Entry) {
 	switch step.Fate {
 	case placement.Moves:
 		n.Moves++
@@ -105,7 +105,7 @@ func (n *Resource) count(step placement.Step, entries []ledger.Entry) {
 		n.DevicePlugin++
 	}
 	for _, e := range entries {
-		claim, ok := e.(*ledger.Claim)
+		claim, ok := e.(*allocation.Claim)
 		if !ok {
 			continue
 		}

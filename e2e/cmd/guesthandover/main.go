@@ -19,6 +19,8 @@ import (
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/reclaim"
 )
 
@@ -59,16 +61,16 @@ func run(address string, pod types.UID, method string) error {
 			return []discovery.Selection[reclaim.Rule]{{Selects: all, Value: reclaim.Rule{Reset: true, Methods: []string{method}}}}
 		},
 		Snapshot: func() *discovery.Snapshot { return &discovery.Snapshot{Devices: []discovery.Device{d}} },
-		PodOf:    func(ledger.Owner) types.UID { return "" }, Changed: func() {},
+		PodOf:    func(allocation.Owner) types.UID { return "" }, Changed: func() {},
 	})
 	l.AddOutput(keeper)
 	if _, err := l.Open(context.Background()); err != nil {
 		return err
 	}
 	claim := l.NewClaim("claim", "default", "claim")
-	claim.Results = []ledger.Result{{Request: "r", Device: d.Name, Silicon: d.Name, Whole: true, Source: d.Name, CDI: d.Name}}
+	claim.Results = []allocation.Result{{Request: "r", Device: d.Name, Silicon: d.Name, Whole: true, Source: d.Name, CDI: d.Name}}
 	keeper.NoteUsers(claim.UID, []types.UID{pod})
-	if err := l.AllocateClaim(claim, ledger.Allocated, &ledger.Present{}); err != nil {
+	if err := l.AllocateClaim(claim, allocation.Allocated, &exclusion.Present{}); err != nil {
 		return err
 	}
 	if err := errors.Join(l.Write(claim.Key()), l.End(claim.UID, nil)); err != nil {
@@ -76,12 +78,12 @@ func run(address string, pod types.UID, method string) error {
 	}
 	go keeper.Run(context.Background())
 	for last := ""; ; time.Sleep(10 * time.Millisecond) {
-		blocked := l.View(&ledger.Present{}).BlockedBy(discovery.ModeDRA, "", claim.Holds())
+		blocked := l.View(&exclusion.Present{}).BlockedBy(discovery.ModeDRA, "", claim.Holds())
 		if blocked == nil {
 			fmt.Println("free")
 			return nil
 		}
-		if why := blocked.OwnerText(); why != last {
+		if why := blocked.OwnerText; why != last {
 			fmt.Println(why)
 			last = why
 		}

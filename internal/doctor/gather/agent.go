@@ -23,7 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"chandler.dev/internal/doctor"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} }
@@ -295,15 +295,15 @@ func readRecords(o Options) (r doctor.Records, err error) {
 	}
 	boot, _ := fs.ReadFile(o.HostFS, "proc/sys/kernel/random/boot_id")
 	now := strings.TrimSpace(string(boot))
-	entries, err := ledger.ReadEntries(dir, ".", "")
+	entries, err := allocation.ReadEntries(dir, ".", "")
 	for _, e := range entries {
 		switch e := e.(type) {
-		case *ledger.Claim:
+		case *allocation.Claim:
 			if e.UID == "" {
 				continue // the file is damaged
 			}
 			r.Claims = append(r.Claims, doctor.Record{UID: string(e.UID), Namespace: e.Namespace, Name: e.Name, Past: now != "" && e.Boot != now})
-		case *ledger.Grant:
+		case *allocation.Grant:
 			r.Grants++
 		}
 	}
@@ -368,7 +368,7 @@ func addNewer(stateDir string, r *doctor.Records) error {
 		if says.ReadableBy == 0 {
 			says.ReadableBy = says.Version
 		}
-		if says.ReadableBy > ledger.Version {
+		if says.ReadableBy > allocation.Version {
 			r.Newer = append(r.Newer, name)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/ondemand"
 	"chandler.dev/internal/passthrough"
 	"chandler.dev/internal/reclaim"
@@ -183,11 +184,11 @@ func withReason(text, kept string, failed error) string {
 }
 
 // stock returns the devices of the host as both APIs offer them.
-func (c *Manager) stock() ledger.Stock {
+func (c *Manager) stock() exclusion.Stock {
 	if p := c.config.Placed(); p != nil {
-		return &ledger.Present{Snapshot: p.Snapshot}
+		return &exclusion.Present{Snapshot: p.Snapshot}
 	}
-	return &ledger.Present{}
+	return &exclusion.Present{}
 }
 
 // describedAs returns a device as both APIs offer the device.

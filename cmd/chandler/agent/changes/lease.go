@@ -12,6 +12,8 @@ import (
 	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // HostService is a [hostservice.Client].
@@ -36,13 +38,13 @@ type leaseGuard struct {
 
 // requireLease returns a configurer whose work changes a device only under a lease, and by the host
 // service if there is one. stock returns the devices of the host as both APIs offer them.
-func (g leaseGuard) requireLease(configure discovery.Configurer, stock func() ledger.Stock) discovery.Configurer {
+func (g leaseGuard) requireLease(configure discovery.Configurer, stock func() exclusion.Stock) discovery.Configurer {
 	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
 		now, work, err := configure(d, want, consumer)
 		if err != nil || work == nil {
 			return now, work, err
 		}
-		change := ledger.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}}
+		change := allocation.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []allocation.Hold{allocation.DeviceHold(d.Name, d.Silicon())}}
 		var key discovery.DeviceKey
 		if function, ok := sysfs.At(g.host.FS, d.Source).PCIFunction(); ok {
 			key = discovery.FunctionKey(g.host, function.Path)

@@ -7,6 +7,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -51,7 +53,7 @@ func TestWritesNeedALease(t *testing.T) {
 	if err := change("0000:03:00.0"); !errors.Is(err, ErrNoLease) {
 		t.Errorf("a program of a family: %v", err)
 	}
-	lease, blocked := l.Leases.LeaseDevices(ledger.Change{Name: "test", Functions: []discovery.DeviceKey{discovery.FunctionKey(host, function)}}, &ledger.Present{})
+	lease, blocked := l.Leases.LeaseDevices(allocation.Change{Name: "test", Functions: []discovery.DeviceKey{discovery.FunctionKey(host, function)}}, &exclusion.Present{})
 	if blocked != nil || written > 0 {
 		t.Fatal(blocked, written)
 	}

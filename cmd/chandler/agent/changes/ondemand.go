@@ -15,6 +15,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/ondemand"
 )
 
@@ -149,7 +150,7 @@ func devicesOf(p *placement.Placed, made *ondemand.CreatedUnit) []string {
 
 // removeUnit removes a unit, unless a consumer has one of its devices.
 func (u *createdUnits) removeUnit(ctx context.Context, p *placement.Placed, made *ondemand.CreatedUnit) error {
-	var blocked *ledger.Blocked
+	var blocked *exclusion.Blocked
 	removed, err := u.manager.RemoveUnit(ctx, made.Unit, devicesOf(p, made)...)
 	switch {
 	case errors.As(err, &blocked):

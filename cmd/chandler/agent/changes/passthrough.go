@@ -13,7 +13,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/passthrough"
 )
 
@@ -86,7 +86,7 @@ func (c *Manager) unitsToReturn() (units []undoable) {
 // returnUnit returns all functions of a unit to their drivers, unless a device of the unit has a
 // consumer.
 func (c *Manager) returnUnit(ctx context.Context, left passthrough.LeftUnit) error {
-	var blocked *ledger.Blocked
+	var blocked *exclusion.Blocked
 	switch err := c.passthrough.ReturnUnit(ctx, left.Unit); {
 	case errors.As(err, &blocked):
 		return nil

@@ -10,6 +10,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/reclaim"
 )
 
@@ -29,7 +30,7 @@ func (c *Manager) newReclaim() *reclaim.Manager {
 		Stock:    c.stock,
 		Rules:    c.config.Reclaim,
 		Snapshot: c.config.Snapshot,
-		PodOf:    func(o ledger.Owner) types.UID { return node.PodUID(o.Namespace, o.Name) },
+		PodOf:    func(o allocation.Owner) types.UID { return node.PodUID(o.Namespace, o.Name) },
 		Users:    node.PodsOf,
 		PodsOf:   func(ctx context.Context) (map[types.NamespacedName]reclaim.Pod, error) { return podsOfNode(ctx, node) },
 		Changed: func() {

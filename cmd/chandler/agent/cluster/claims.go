@@ -20,14 +20,14 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/kubeletapi"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // AbandonedClaims returns the claims that no longer exist in the API server or are no longer
 // allocated on the node, and that neither a pod of the node nor a container in the kubelet's list
 // refers to. If the API server or the kubelet does not answer, AbandonedClaims returns an error,
 // and no claim counts as abandoned.
-func (n *Node) AbandonedClaims(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
+func (n *Node) AbandonedClaims(ctx context.Context, claims []allocation.Owner) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
 	listed, err := n.ListDevices(ctx)
@@ -91,7 +91,7 @@ func (r claimReader) get(ctx context.Context, namespace, name string) (*resource
 
 // isReferred reports whether the claim is allocated on the node, or one of the pods refers to the
 // claim.
-func (r claimReader) isReferred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
+func (r claimReader) isReferred(ctx context.Context, claim allocation.Owner, pods []corev1.Pod) (bool, error) {
 	now, err := r.get(ctx, claim.Namespace, claim.Name)
 	switch {
 	case err != nil:
@@ -107,7 +107,7 @@ func (r claimReader) isReferred(ctx context.Context, claim ledger.Owner, pods []
 // reserved for other pods, may refer to the given claim. A claim that remains allocated on the node
 // without a pod of the node is not found: the kubelet prepares the claim again before the next pod
 // can use it.
-func (r claimReader) referredByUID(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
+func (r claimReader) referredByUID(ctx context.Context, claim allocation.Owner, pods []corev1.Pod) (bool, error) {
 	for _, pod := range pods {
 		for _, name := range ClaimsOf(&pod) {
 			now, err := r.get(ctx, pod.Namespace, name)
@@ -181,7 +181,7 @@ func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
 
 // inPod reports whether a pod refers to the claim by name. If the name now belongs to a successor
 // with a reservation for the pod, the pod refers to the successor.
-func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.ResourceClaim) bool {
+func inPod(pods []corev1.Pod, claim allocation.Owner, successor *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
 		return pod.Namespace == claim.Namespace && slices.Contains(ClaimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
 	})
@@ -189,7 +189,7 @@ func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.Resourc
 
 // PodsOf returns the names of the pods with a claim, by the kubelet's last answer. Unlike the
 // claim's status, the answer also contains the pods of a claim with a reservation for a PodGroup.
-func (n *Node) PodsOf(claim ledger.Owner) (pods []string) {
+func (n *Node) PodsOf(claim allocation.Owner) (pods []string) {
 	said := n.LastListing()
 	if said == nil {
 		return nil

@@ -14,7 +14,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/internal/kubeletapi"
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // listing answers like the kubelet's PodResources API.
@@ -88,12 +88,12 @@ func TestAbandoned(t *testing.T) {
 	for name, test := range tests {
 		// With the UID alone, the result is the same, unless only the claim itself shows that it is
 		// allocated here.
-		for _, claim := range []ledger.Owner{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
+		for _, claim := range []allocation.Owner{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
 			t.Run(name+", as "+claim.Name, func(t *testing.T) {
 				want := test.want || test.byUID && claim.Name == ""
 				client := fake.NewClientset(test.objects...)
 				n := NewNode("node", client, "chandler/agent", listing(test.kubelet))
-				abandoned, err := n.AbandonedClaims(t.Context(), []ledger.Owner{claim})
+				abandoned, err := n.AbandonedClaims(t.Context(), []allocation.Owner{claim})
 				if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != want {
 					t.Errorf("abandoned %v, %v; want %t", abandoned, err, want)
 				}
@@ -109,7 +109,7 @@ func TestAbandonedByUID(t *testing.T) {
 	client := fake.NewClientset(pod)
 	kubelet := []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}
 	n := NewNode("node", client, "chandler/agent", listing(kubelet))
-	abandoned, err := n.AbandonedClaims(t.Context(), []ledger.Owner{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
+	abandoned, err := n.AbandonedClaims(t.Context(), []allocation.Owner{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
 	if err != nil || !slices.Equal(abandoned, []types.UID{"uid-2"}) {
 		t.Errorf("abandoned %v, %v", abandoned, err)
 	}

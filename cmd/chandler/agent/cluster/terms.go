@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // termsInterval is the interval between checks for grants of unknown pods.
@@ -47,7 +48,7 @@ func (n *Node) LearnTerms(ctx context.Context, l *ledger.Ledger) {
 
 // learnPods queries the API server if there is a grant of an unknown pod, and removes pods without
 // grants.
-func (n *Node) learnPods(ctx context.Context, grants []*ledger.Grant) error {
+func (n *Node) learnPods(ctx context.Context, grants []*allocation.Grant) error {
 	since := make(map[types.NamespacedName]time.Time)
 	for _, g := range grants {
 		if owner := g.Owner(); owner.Name != "" {

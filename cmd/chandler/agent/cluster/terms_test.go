@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
-	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // Each pod is queried once, and its data remains when the pod is gone.
@@ -33,11 +33,11 @@ func TestTerms(t *testing.T) {
 		return false, nil, nil
 	})
 	begun := time.Now()
-	grant := func(container string, since time.Time) *ledger.Grant {
-		return &ledger.Grant{Resource: "example.com/gpu", ID: container, Container: container, Since: since}
+	grant := func(container string, since time.Time) *allocation.Grant {
+		return &allocation.Grant{Resource: "example.com/gpu", ID: container, Container: container, Since: since}
 	}
 	n := NewNode("node", client, "", nil)
-	learn := func(when string, want int, grants ...*ledger.Grant) {
+	learn := func(when string, want int, grants ...*allocation.Grant) {
 		t.Helper()
 		err := n.learnPods(t.Context(), grants)
 		if asked != want || (err != nil) != away {
@@ -130,9 +130,9 @@ func TestUID(t *testing.T) {
 		pod.Spec.NodeName = "node"
 	}
 	n := NewNode("node", fake.NewClientset(mirror, plain), "", nil)
-	var grants []*ledger.Grant
+	var grants []*allocation.Grant
 	for _, pod := range []string{"static", "plain", "gone"} {
-		grants = append(grants, &ledger.Grant{Resource: "example.com/gpu", ID: pod, Container: "default/" + pod + " main", Since: time.Now()})
+		grants = append(grants, &allocation.Grant{Resource: "example.com/gpu", ID: pod, Container: "default/" + pod + " main", Since: time.Now()})
 	}
 	if err := n.learnPods(t.Context(), grants); err != nil {
 		t.Fatal(err)

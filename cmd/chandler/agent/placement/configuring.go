@@ -13,6 +13,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // WorkInterval is the pause between failed work on a device and the next attempt.
@@ -54,7 +56,7 @@ func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l
 // listableDevices returns the snapshot with the offers that can be listed, and whether to check
 // again soon. The stock is the present state of the host. Devices on withheld physical devices keep
 // their last result, and no work on them begins.
-func (f *configurator) listableDevices(ctx context.Context, s *rules.Snapshot, stock ledger.Stock, withheld map[string]string) (listed *rules.Snapshot, soon bool) {
+func (f *configurator) listableDevices(ctx context.Context, s *rules.Snapshot, stock exclusion.Stock, withheld map[string]string) (listed *rules.Snapshot, soon bool) {
 	listed = new(*s)
 	listed.Devices = slices.Clone(s.Devices)
 	wanted, reasons, crowded := make(map[string]bool), make(map[string]string), crowdedDevices(listed.Devices)
@@ -93,7 +95,7 @@ const noRoom = "there is no room for it beside other configured devices"
 
 // configureDevice returns why the device cannot be listed, "" if the device can be, and whether to
 // check again soon. It updates the description of the device, and starts the work that is due.
-func (f *configurator) configureDevice(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
+func (f *configurator) configureDevice(ctx context.Context, d *rules.Offered, stock exclusion.Stock) (reason string, again bool) {
 	const begun = "it is being configured"
 	working, failed := f.deviceState(d.Name)
 	if working {
@@ -119,7 +121,7 @@ func (f *configurator) configureDevice(ctx context.Context, d *rules.Offered, st
 	}
 	lease, blocked := f.ledger.Leases.LeaseDevices(change, stock)
 	if blocked != nil {
-		return fmt.Sprintf("it is to be configured when it is no longer in use by %s", blocked.OwnerText()), true
+		return fmt.Sprintf("it is to be configured when it is no longer in use by %s", blocked.OwnerText), true
 	}
 	f.start(ctx, d.Name, work, lease.Release)
 	return begun, false
@@ -128,10 +130,10 @@ func (f *configurator) configureDevice(ctx context.Context, d *rules.Offered, st
 // changeOf returns what is reserved while a device changes: the whole physical device in general,
 // but only the device itself if its driver changes, since a driver belongs to one function or IOMMU
 // group, or if the device is created, since a new device takes only its partition.
-func changeOf(d *rules.Offered) ledger.Change {
-	c := ledger.Change{Name: d.Name + " for its resource", API: discovery.ModeDevicePlugin, Devices: []ledger.Hold{ledger.SiliconHold(d.Silicon())}}
+func changeOf(d *rules.Offered) allocation.Change {
+	c := allocation.Change{Name: d.Name + " for its resource", API: discovery.ModeDevicePlugin, Devices: []allocation.Hold{allocation.SiliconHold(d.Silicon())}}
 	if d.Want[discovery.Driver] != "" || d.Creation != nil {
-		c.Devices = []ledger.Hold{ledger.DeviceHold(d.Name, d.Silicon())}
+		c.Devices = []allocation.Hold{allocation.DeviceHold(d.Name, d.Silicon())}
 	}
 	return c
 }

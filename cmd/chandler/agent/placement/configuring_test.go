@@ -11,6 +11,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // card is a fake configurer of devices whose function can be changed.
@@ -99,7 +101,7 @@ func TestFit(t *testing.T) {
 		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", ""), port("b", "new", ""), port("c", "", "")}}
 		expect := func(when, want string, wantSoon bool, wantWorks int) *rules.Snapshot {
 			t.Helper()
-			listed, soon := f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
+			listed, soon := f.listableDevices(t.Context(), snapshot, &exclusion.Present{Snapshot: snapshot}, nil)
 			synctest.Wait()
 			if listedNames(listed) != want || soon != wantSoon || c.works != wantWorks {
 				t.Errorf("%s: listed %q, soon %v, %d works; want %q, %v, %d", when, listedNames(listed), soon, c.works, want, wantSoon, wantWorks)
@@ -107,8 +109,8 @@ func TestFit(t *testing.T) {
 			return listed
 		}
 		expect("before the kubelet has heard of it", "b c", true, 0)
-		stock := &ledger.Present{Snapshot: snapshot}
-		pod := []*ledger.Grant{grantOf("x", "a")}
+		stock := &exclusion.Present{Snapshot: snapshot}
+		pod := []*allocation.Grant{grantOf("x", "a")}
 		if err := l.Grants.AllocateIDs(stock, pod); err != nil {
 			t.Fatal(err)
 		}
@@ -118,13 +120,13 @@ func TestFit(t *testing.T) {
 		}
 		expect("once it is free", "b c", false, 1)
 		expect("while it is made so", "b c", false, 1)
-		if err := l.AllocateClaim(claimOf("c", "a"), ledger.Allocated, stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+		if err := l.AllocateClaim(claimOf("c", "a"), allocation.Allocated, stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
 			t.Errorf("a claim while it is made so: %v", err)
 		}
 		if err := l.Grants.AllocateIDs(stock, pod); err == nil {
 			t.Error("a pod gets it while it is made so")
 		}
-		if err := openLedger(t, dir).AllocateClaim(claimOf("c", "a"), ledger.Allocated, stock); err != nil {
+		if err := openLedger(t, dir).AllocateClaim(claimOf("c", "a"), allocation.Allocated, stock); err != nil {
 			t.Errorf("a claim after the agent was killed: %v", err)
 		}
 		close(c.hold)
@@ -156,7 +158,7 @@ func TestFitFails(t *testing.T) {
 		other.Family = "gpu"
 		snapshot.Devices = append(snapshot.Devices, other)
 		for range 5 {
-			listed, _ := f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
+			listed, _ := f.listableDevices(t.Context(), snapshot, &exclusion.Present{Snapshot: snapshot}, nil)
 			synctest.Wait()
 			if listedNames(listed) != "c" {
 				t.Errorf("listed %q; want neither the device, nor what is handed out with it", listedNames(listed))
@@ -165,14 +167,14 @@ func TestFitFails(t *testing.T) {
 		if c.works != 1 || f.reasons["a"] != "CRC error" || f.reasons["d"] != "takes no such parameter" {
 			t.Errorf("%d works, reasons %q", c.works, f.reasons)
 		}
-		if who := l.View(&ledger.Present{Snapshot: snapshot}).OwnerOf(classic, "a"); who != "" {
+		if who := l.View(&exclusion.Present{Snapshot: snapshot}).OwnerOf(classic, "a"); who != "" {
 			t.Errorf("%s keeps it after the work has failed", who)
 		}
 		c.fails = nil
 		time.Sleep(WorkInterval)
-		f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
+		f.listableDevices(t.Context(), snapshot, &exclusion.Present{Snapshot: snapshot}, nil)
 		f.wait()
-		if listed, _ := f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil); listedNames(listed) != "a b c" || c.works != 2 {
+		if listed, _ := f.listableDevices(t.Context(), snapshot, &exclusion.Present{Snapshot: snapshot}, nil); listedNames(listed) != "a b c" || c.works != 2 {
 			t.Errorf("after a while: listed %q, %d works", listedNames(listed), c.works)
 		}
 	})
@@ -184,7 +186,7 @@ func TestFitSurvivesPanic(t *testing.T) {
 	}, func([]discovery.Device, discovery.Parameters) error { return nil }, openLedger(t, t.TempDir()))
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "")}}
 	for range 3 {
-		f.listableDevices(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
+		f.listableDevices(t.Context(), snapshot, &exclusion.Present{Snapshot: snapshot}, nil)
 		f.wait()
 	}
 	if !strings.Contains(f.reasons["a"], "a defect") {

@@ -9,6 +9,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // Placement is the decision which API offers each physical device. It is never modified.
@@ -108,7 +109,7 @@ type wantedMode struct {
 	members   []string       // the devices that have been physical devices of their own, such as the functions of a card
 }
 
-func siliconOf(devices []rules.Offered, grants []*ledger.Grant, before map[string]discovery.Mode) map[string]wantedMode {
+func siliconOf(devices []rules.Offered, grants []*allocation.Grant, before map[string]discovery.Mode) map[string]wantedMode {
 	had := make(map[string]bool)
 	for _, g := range grants {
 		for _, name := range g.Devices {

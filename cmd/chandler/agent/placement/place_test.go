@@ -10,6 +10,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // owners maps physical devices to their consumers by one API.
@@ -17,28 +19,28 @@ type owners map[string]string
 
 // viewOf returns a view of a ledger with physical devices allocated to claims and pods.
 func viewOf(claims, pods owners) *ledger.View {
-	var entries []ledger.Entry
+	var entries []allocation.Entry
 	for silicon, name := range claims {
 		entries = append(entries, claimOf(name, silicon))
 	}
 	for silicon, name := range pods {
 		entries = append(entries, grantOf(name, silicon))
 	}
-	return ledger.ViewOf(&ledger.Present{}, entries...)
+	return ledger.ViewOf(&exclusion.Present{}, entries...)
 }
 
 // claimOf returns a claim with devices.
-func claimOf(name string, devices ...string) *ledger.Claim {
-	c := &ledger.Claim{UID: types.UID(name), Namespace: "n", Name: name}
+func claimOf(name string, devices ...string) *allocation.Claim {
+	c := &allocation.Claim{UID: types.UID(name), Namespace: "n", Name: name}
 	for _, device := range devices {
-		c.Results = append(c.Results, ledger.Result{Source: device, Silicon: device, Whole: true})
+		c.Results = append(c.Results, allocation.Result{Source: device, Silicon: device, Whole: true})
 	}
 	return c
 }
 
 // grantOf returns the allocation of devices to a pod by the device plugin API.
-func grantOf(pod string, devices ...string) *ledger.Grant {
-	return &ledger.Grant{Resource: "example.com/gpu", ID: devices[0], Devices: devices, Silicon: devices, Exclusive: true, Container: "n/" + pod + " main"}
+func grantOf(pod string, devices ...string) *allocation.Grant {
+	return &allocation.Grant{Resource: "example.com/gpu", ID: devices[0], Devices: devices, Silicon: devices, Exclusive: true, Container: "n/" + pod + " main"}
 }
 
 const (
@@ -139,7 +141,7 @@ func TestPlaceWithoutKnownContainers(t *testing.T) {
 	devices := []rules.Offered{{Device: discovery.Device{Name: "gpu"}}}
 	for before, want := range map[discovery.Mode]discovery.Mode{none: none, classic: classic, dra: dra} {
 		for _, auto := range []discovery.Mode{none, dra} {
-			p := PlaceDevices(map[string]discovery.Mode{"gpu": before}, devices, l.View(&ledger.Present{}), Facts{AutoMode: auto})
+			p := PlaceDevices(map[string]discovery.Mode{"gpu": before}, devices, l.View(&exclusion.Present{}), Facts{AutoMode: auto})
 			if moving := p.Moving["gpu"] != ""; p.API["gpu"] != want || moving != (before == none || before != auto && auto != none) {
 				t.Errorf("API %q before, node %q: API %q, moving %t", before, auto, p.API["gpu"], moving)
 			}
@@ -216,8 +218,8 @@ func TestPlaceFreesWhatEarlierSettingsExclude(t *testing.T) {
 // numbered share of a device that is no longer shared.
 func TestPlaceKeepsSealedShares(t *testing.T) {
 	devices := []rules.Offered{{Device: discovery.Device{Name: "gpu"}, Mode: classic}}
-	stock := &ledger.Present{Snapshot: &rules.Snapshot{Devices: devices}}
-	view := ledger.ViewOf(stock, &ledger.Sealed{UID: "lost", Devices: []ledger.SealedDevice{{Name: "gpu-share-03"}}})
+	stock := &exclusion.Present{Snapshot: &rules.Snapshot{Devices: devices}}
+	view := ledger.ViewOf(stock, &allocation.Sealed{UID: "lost", Devices: []allocation.SealedDevice{{Name: "gpu-share-03"}}})
 	if p := PlaceDevices(map[string]discovery.Mode{"gpu": dra}, devices, view, Facts{Published: &Published{}}); p.API["gpu"] != dra {
 		t.Errorf("it moves: %+v", p)
 	}

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Intervals between decisions without a change of a device: until both APIs are ready, while a
@@ -87,8 +88,8 @@ type placer struct {
 	auto        *autoMode
 	places      *placements
 	forms       *shareForms
-	draDevices  map[string]bool // devices whose physical device was with DRA at the last decision
-	stock       *ledger.Present // the devices of the last decision
+	draDevices  map[string]bool    // devices whose physical device was with DRA at the last decision
+	stock       *exclusion.Present // the devices of the last decision
 	withdrawals *withdrawals
 	configuring *configurator
 
@@ -178,7 +179,7 @@ func (p *placer) run(ctx context.Context) {
 // decidePlacement places the devices, and records a new placement. A physical device that changes
 // and is free gets its new configuration.
 func (p *placer) decidePlacement(ctx context.Context, auto discovery.Mode, leaving string) Placement {
-	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
+	p.stock = &exclusion.Present{Snapshot: p.devices.snapshot}
 	view := p.Ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
 	p.devices.keepSplit(view)    //nolint:contextcheck // evaluating an expression does not block

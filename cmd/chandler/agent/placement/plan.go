@@ -11,13 +11,15 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // Standing is the present state of a node, the input of the placement of devices.
 type Standing struct {
 	Rules   *rules.Rules // the rules in force
 	Devices *discovery.Snapshot
-	Entries []ledger.Entry            // all allocations
+	Entries []allocation.Entry        // all allocations
 	API     map[string]discovery.Mode // the last decision by physical device; see [ReadPlacement]
 	Auto    discovery.Mode            // the last choice for mode Auto; see [ReadPlacement]
 }
@@ -36,13 +38,13 @@ const (
 
 // Step is the effect on one device, with the reason.
 type Step struct {
-	Device    string         `json:"device"`
-	Resources []string       `json:"resources,omitempty"` // its extended resource names
-	From      discovery.Mode `json:"from,omitempty"`
-	To        discovery.Mode `json:"to,omitempty"` // the wanted API
-	Fate      Fate           `json:"fate"`
-	Owners    []ledger.Owner `json:"-"`
-	Reason    string         `json:"reason,omitempty"`
+	Device    string             `json:"device"`
+	Resources []string           `json:"resources,omitempty"` // its extended resource names
+	From      discovery.Mode     `json:"from,omitempty"`
+	To        discovery.Mode     `json:"to,omitempty"` // the wanted API
+	Fate      Fate               `json:"fate"`
+	Owners    []allocation.Owner `json:"-"`
+	Reason    string             `json:"reason,omitempty"`
 }
 
 // PlanSteps returns the effect of new rules on each device. With the same rules it returns the
@@ -53,7 +55,7 @@ func (s Standing) PlanSteps(next *rules.Rules) []Step {
 	devices := newRuled(s.Rules, nil)
 	devices.applyScan(s.Devices)
 	view := func() *ledger.View {
-		return ledger.ViewOf(&ledger.Present{Snapshot: devices.snapshot}, s.Entries...)
+		return ledger.ViewOf(&exclusion.Present{Snapshot: devices.snapshot}, s.Entries...)
 	}
 	devices.keepExcluded(view())
 	before := devices.snapshot
@@ -108,9 +110,9 @@ func (s Standing) planStep(was rules.Offered, after *rules.Snapshot, placement P
 }
 
 // owners returns the owners of any part of a physical device, without duplicates.
-func (s Standing) owners(silicon string, snapshot *rules.Snapshot) (owners []ledger.Owner) {
+func (s Standing) owners(silicon string, snapshot *rules.Snapshot) (owners []allocation.Owner) {
 	for _, e := range s.Entries {
-		has := slices.ContainsFunc(e.Holds(), func(h ledger.Hold) bool {
+		has := slices.ContainsFunc(e.Holds(), func(h allocation.Hold) bool {
 			d, found := snapshot.Lookup(h.Device)
 			return !h.Open && (h.Silicon == silicon || found && d.Silicon() == silicon)
 		})

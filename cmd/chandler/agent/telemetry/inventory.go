@@ -11,13 +11,15 @@ import (
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // PlacedFacts returns the part of an inventory that concerns devices.
-func PlacedFacts(p *placement.Placed, view func(ledger.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
+func PlacedFacts(p *placement.Placed, view func(exclusion.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
 	facts := inventory.Facts{
 		Snapshot: p.Snapshot, ConsumersKnown: true, API: p.Placement.API, Moves: make(map[string]inventory.Move),
-		Holders: Holders(view(&ledger.Present{Snapshot: p.Snapshot}), said, since),
+		Holders: Holders(view(&exclusion.Present{Snapshot: p.Snapshot}), said, since),
 	}
 	for silicon, reason := range p.Placement.Moving {
 		facts.Moves[silicon] = inventory.Move{To: p.Placement.To[silicon], Reason: reason, Since: p.WaitingSince[silicon]}
@@ -30,10 +32,10 @@ func PlacedFacts(p *placement.Placed, view func(ledger.Stock) *ledger.View, said
 // directory in it.
 func StandingFacts(s placement.Standing, said *kubeletapi.Listing, kubelet fs.FS, dir string) inventory.Facts {
 	snapshot := s.Rules.ApplyTo(s.Devices)
-	since := func(claim types.UID) time.Time { return ledger.ReadSince(kubelet, dir, claim) }
+	since := func(claim types.UID) time.Time { return allocation.ReadSince(kubelet, dir, claim) }
 	facts := inventory.Facts{
 		Snapshot: snapshot, ConsumersKnown: true, API: s.API, Moves: make(map[string]inventory.Move),
-		Holders: Holders(ledger.ViewOf(&ledger.Present{Snapshot: snapshot}, s.Entries...), said, since),
+		Holders: Holders(ledger.ViewOf(&exclusion.Present{Snapshot: snapshot}, s.Entries...), said, since),
 	}
 	if s.API == nil {
 		return facts

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // sharedNode returns a node with two GPUs that are shared by number, and six that are shared by
@@ -28,7 +29,7 @@ func sharedNode(t *testing.T) *scraped {
 	s.share("serving", "llm", "pci-0000-43-00-0", map[resourceapi.QualifiedName]string{"memory": "10Gi"}, "llm-0", "llm-1")
 	s.share("research", "all", "pci-0000-44-00-0", nil, "train-0")
 	for _, id := range []string{"0000:24:00.0::0", "0000:24:00.0::1"} {
-		s.entries = append(s.entries, &ledger.Grant{Resource: "amd.com/gpu", ID: id, Devices: []string{"pci-0000-24-00-0"}, Silicon: []string{"pci-0000-24-00-0"}, Container: "lab/notebook main"})
+		s.entries = append(s.entries, &allocation.Grant{Resource: "amd.com/gpu", ID: id, Devices: []string{"pci-0000-24-00-0"}, Silicon: []string{"pci-0000-24-00-0"}, Container: "lab/notebook main"})
 	}
 	return s
 }
@@ -36,12 +37,12 @@ func sharedNode(t *testing.T) *scraped {
 // share allocates amounts of a device, or for nil the whole device, to a claim of pods.
 func (s *scraped) share(namespace, name, device string, amounts map[resourceapi.QualifiedName]string, pods ...string) {
 	s.t.Helper()
-	c := &ledger.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
-	r := ledger.Result{Request: "gpu", Pool: s.state.Node, Device: device, Source: device, Silicon: device, Whole: true, CDI: cdi.Name(c.UID, 0, device, "")}
+	c := &allocation.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
+	r := allocation.Result{Request: "gpu", Pool: s.state.Node, Device: device, Source: device, Silicon: device, Whole: true, CDI: cdi.Name(c.UID, 0, device, "")}
 	for capacity, amount := range amounts {
-		r.Consumes = ledger.Amounts{capacity: resource.MustParse(amount)}
+		r.Consumes = allocation.Amounts{capacity: resource.MustParse(amount)}
 	}
-	c.Results = []ledger.Result{r}
+	c.Results = []allocation.Result{r}
 	s.entries = append(s.entries, c)
 	used := &podresourcesapi.ClaimResource{CdiDevices: []*podresourcesapi.CDIDevice{{Name: cdi.ID(r.CDI)}}}
 	for _, pod := range pods {
@@ -74,16 +75,16 @@ func TestSharedDevicesThatOthersExclude(t *testing.T) {
 	part := rules.Offered{Device: discovery.Device{Name: "gpu-0", PartOf: &discovery.Silicon{Name: "gpu"}}}
 	devices := []rules.Offered{whole, part}
 	for name, test := range map[string]struct {
-		entries []ledger.Entry
+		entries []allocation.Entry
 		free    float64
 	}{
 		"nobody":         {nil, 80 << 30},
-		"a part":         {[]ledger.Entry{&ledger.Claim{UID: "u", Results: []ledger.Result{{Source: "gpu-0"}}}}, 0},
-		"sealed":         {[]ledger.Entry{&ledger.Sealed{UID: "u", Devices: []ledger.SealedDevice{{Name: "gpu"}}}}, 0},
-		"admin":          {[]ledger.Entry{&ledger.Claim{UID: "u", Results: []ledger.Result{{Source: "gpu", Admin: true}}}}, 80 << 30},
-		"half a unit":    {[]ledger.Entry{&ledger.Claim{UID: "u", Results: []ledger.Result{{Source: "gpu", Consumes: ledger.Amounts{"memory": resource.MustParse("512Mi")}}}}}, 79 << 30},
-		"more than all":  {[]ledger.Entry{&ledger.Claim{UID: "u", Results: []ledger.Result{{Source: "gpu", Consumes: ledger.Amounts{"memory": resource.MustParse("96Gi")}}}}}, 0},
-		"alone by an ID": {[]ledger.Entry{&ledger.Grant{Resource: "r", ID: "1", Devices: []string{"gpu"}, Exclusive: true}}, 0},
+		"a part":         {[]allocation.Entry{&allocation.Claim{UID: "u", Results: []allocation.Result{{Source: "gpu-0"}}}}, 0},
+		"sealed":         {[]allocation.Entry{&allocation.Sealed{UID: "u", Devices: []allocation.SealedDevice{{Name: "gpu"}}}}, 0},
+		"admin":          {[]allocation.Entry{&allocation.Claim{UID: "u", Results: []allocation.Result{{Source: "gpu", Admin: true}}}}, 80 << 30},
+		"half a unit":    {[]allocation.Entry{&allocation.Claim{UID: "u", Results: []allocation.Result{{Source: "gpu", Consumes: allocation.Amounts{"memory": resource.MustParse("512Mi")}}}}}, 79 << 30},
+		"more than all":  {[]allocation.Entry{&allocation.Claim{UID: "u", Results: []allocation.Result{{Source: "gpu", Consumes: allocation.Amounts{"memory": resource.MustParse("96Gi")}}}}}, 0},
+		"alone by an ID": {[]allocation.Entry{&allocation.Grant{Resource: "r", ID: "1", Devices: []string{"gpu"}, Exclusive: true}}, 0},
 	} {
 		uses := sharedUses(devices, ledger.ViewOf(nil, test.entries...), nil)
 		if len(uses) != 1 || uses[0].all != 80<<30 || uses[0].free != test.free {

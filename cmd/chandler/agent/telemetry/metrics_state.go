@@ -16,6 +16,7 @@ import (
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/overdue"
 )
 
@@ -25,7 +26,7 @@ type State struct {
 	Features   func() []features.Feature
 	Prepared   func() int
 	Placed     func() *placement.Placed // nil before the first placement
-	View       func(ledger.Stock) *ledger.View
+	View       func(exclusion.Stock) *ledger.View
 	Listing    func() *kubeletapi.Listing // the kubelet's last listing, nil before the kubelet has answered
 	Published  func() (slices, devices int, known bool)
 	Refusal    func() string           // why the API server refuses the slices, or ""

@@ -39,6 +39,8 @@ import (
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/legacy"
 )
 
@@ -50,7 +52,7 @@ type scraped struct {
 	metrics *Metrics
 	state   State
 	placed  *placement.Placed
-	entries []ledger.Entry
+	entries []allocation.Entry
 	said    kubeletapi.Listing
 	handler http.Handler
 }
@@ -70,13 +72,13 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	recorded := &discovery.Host{FS: parsed.FS()}
 	snapshot := wanted.ApplyTo(scan.ReadHost(recorded, []*discovery.Family{nvidia.Family, amdgpu.Family}))
 	s := &scraped{t: t, metrics: NewMetrics("v1.0.0", true), state: emptyState()}
-	s.placed = &placement.Placed{Snapshot: snapshot, Placement: placement.PlaceDevices(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), placement.Facts{AutoMode: discovery.ModeDRA, Published: &placement.Published{}})}
+	s.placed = &placement.Placed{Snapshot: snapshot, Placement: placement.PlaceDevices(nil, snapshot.Devices, ledger.ViewOf(&exclusion.Present{Snapshot: snapshot}), placement.Facts{AutoMode: discovery.ModeDRA, Published: &placement.Published{}})}
 	s.state.Node = node
 	s.state.Links = func(devices []rules.Offered) map[string]pci.Link {
 		return new(LinkReader).Read(recorded, devices)
 	}
 	s.state.Placed = func() *placement.Placed { return s.placed }
-	s.state.View = func(stock ledger.Stock) *ledger.View { return ledger.ViewOf(stock, s.entries...) }
+	s.state.View = func(stock exclusion.Stock) *ledger.View { return ledger.ViewOf(stock, s.entries...) }
 	s.state.Listing = func() *kubeletapi.Listing { return &s.said }
 	s.state.Features = features.All().WithoutFeatures("DRADeviceTaints").AllFeatures
 	s.state.Published = func() (int, int, bool) { return 1, len(snapshot.Devices), true }
@@ -90,14 +92,14 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 // claim allocates devices to a claim of a pod's containers.
 func (s *scraped) claim(namespace, name, pod string, containers []string, devices ...string) {
 	s.t.Helper()
-	c := &ledger.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
+	c := &allocation.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
 	used := &podresourcesapi.ClaimResource{}
 	for i, device := range devices {
 		d, found := s.placed.Snapshot.Lookup(device)
 		if !found {
 			s.t.Fatalf("there is no device %s", device)
 		}
-		r := ledger.Result{Request: "gpu", Pool: s.state.Node, Device: device, Source: device, Silicon: d.Silicon(), Whole: true}
+		r := allocation.Result{Request: "gpu", Pool: s.state.Node, Device: device, Source: device, Silicon: d.Silicon(), Whole: true}
 		r.CDI = cdi.Name(c.UID, i, device, "")
 		c.Results = append(c.Results, r)
 		used.CdiDevices = append(used.CdiDevices, &podresourcesapi.CDIDevice{Name: cdi.ID(r.CDI)})
@@ -115,7 +117,7 @@ func (s *scraped) claim(namespace, name, pod string, containers []string, device
 // grant allocates devices to a container by IDs of the device plugin API.
 func (s *scraped) grant(container, resource string, devices ...string) {
 	for i, device := range devices {
-		s.entries = append(s.entries, &ledger.Grant{Resource: resource, ID: fmt.Sprintf("%s-%d", device, i), Devices: []string{device}, Silicon: []string{device}, Exclusive: true, Container: container})
+		s.entries = append(s.entries, &allocation.Grant{Resource: resource, ID: fmt.Sprintf("%s-%d", device, i), Devices: []string{device}, Silicon: []string{device}, Exclusive: true, Container: container})
 	}
 }
 
@@ -165,7 +167,7 @@ func scrapedNodes(t *testing.T) map[string]*scraped {
 	h100.metrics.ObserveCall("prepare", "claim", 2*time.Millisecond, nil)
 	h100.metrics.ObserveCall("prepare", "call", 7*time.Millisecond, nil)
 	h100.metrics.ObserveCall("unprepare", "claim", time.Millisecond, nil)
-	h100.metrics.ObserveCall("prepare", "claim", time.Millisecond, fmt.Errorf("prepare: %w", &ledger.Blocked{Device: "pci-0000-1b-00-0"}))
+	h100.metrics.ObserveCall("prepare", "claim", time.Millisecond, fmt.Errorf("prepare: %w", &exclusion.Blocked{Device: "pci-0000-1b-00-0"}))
 
 	mig := newScraped(t, "dgx-2", "nvidia/testdata/h100-mig.host", &rules.Rules{})
 	mig.claim("research", "notebook", "notebook-0", []string{"jupyter"}, "pci-0000-1b-00-0-gi-2-ci-0")
@@ -264,7 +266,7 @@ func TestMetricsOfRefusals(t *testing.T) {
 	scrape := serveMetrics(t, m, emptyState())
 	expectLines(t, scrape(), `chandler_refused_total{api="DRA",reason="allocated"} 0`)
 	for _, err := range []error{
-		fmt.Errorf("prepare: %w", &ledger.Blocked{Device: "a"}),
+		fmt.Errorf("prepare: %w", &exclusion.Blocked{Device: "a"}),
 		fmt.Errorf("prepare: %w", context.DeadlineExceeded),
 		fmt.Errorf("write: %w", &fs.PathError{Op: "write", Path: "x", Err: fs.ErrPermission}),
 		errors.New("device x-1 says y"),
@@ -275,7 +277,7 @@ func TestMetricsOfRefusals(t *testing.T) {
 		m.ObserveCall("unprepare", "claim", time.Millisecond, err)
 	}
 	m.ObserveDevicePlugin(legacy.OperationAllocate, time.Millisecond, fmt.Errorf("allocate: %w", legacy.ErrUnavailable))
-	m.ObserveDevicePlugin(legacy.OperationAllocate, time.Millisecond, &ledger.Blocked{Device: "a"})
+	m.ObserveDevicePlugin(legacy.OperationAllocate, time.Millisecond, &exclusion.Blocked{Device: "a"})
 	m.ObserveDevicePlugin(legacy.OperationPrefer, time.Millisecond, errors.New("no such ID"))
 	text := scrape()
 	expectLines(t, text,
@@ -295,21 +297,21 @@ func TestMetricsOfRefusals(t *testing.T) {
 // Each allocation is listed once, whatever the number of its shares, and with the pod once the
 // kubelet has listed the pod.
 func TestHolders(t *testing.T) {
-	claim := &ledger.Claim{UID: "u", Namespace: "a", Name: "c", Results: []ledger.Result{
+	claim := &allocation.Claim{UID: "u", Namespace: "a", Name: "c", Results: []allocation.Result{
 		{Request: "one", Device: "gpu-share-0", Source: "gpu", CDI: "u-0-gpu"},
 		{Request: "one", Device: "gpu-share-1", Source: "gpu", CDI: "u-1-gpu"},
 		{Request: "watch", Device: "other", Source: "other", CDI: "u-2-other", Admin: true},
 	}}
-	limits := &ledger.Claim{UID: "l", Namespace: "a", Name: "q-extended-resources-x7k2q", Pod: "q", Results: []ledger.Result{
+	limits := &allocation.Claim{UID: "l", Namespace: "a", Name: "q-extended-resources-x7k2q", Pod: "q", Results: []allocation.Result{
 		{Request: "container-0-request-0", Device: "npu", Source: "npu", Resource: "example.com/npu", CDI: "l-0-npu"},
 	}}
-	grants := []ledger.Entry{
-		&ledger.Grant{Resource: "r", ID: "1", Devices: []string{"nic"}, Container: "b/p main"},
-		&ledger.Grant{Resource: "r", ID: "2", Devices: []string{"nic"}, Container: "b/p main"},
-		&ledger.Grant{Resource: "r", ID: "3", Devices: []string{"nic"}},
+	grants := []allocation.Entry{
+		&allocation.Grant{Resource: "r", ID: "1", Devices: []string{"nic"}, Container: "b/p main"},
+		&allocation.Grant{Resource: "r", ID: "2", Devices: []string{"nic"}, Container: "b/p main"},
+		&allocation.Grant{Resource: "r", ID: "3", Devices: []string{"nic"}},
 	}
-	sealed := &ledger.Sealed{UID: "lost", Devices: []ledger.SealedDevice{{Name: "old"}}}
-	view := ledger.ViewOf(nil, slices.Concat([]ledger.Entry{claim, limits, sealed}, grants)...)
+	sealed := &allocation.Sealed{UID: "lost", Devices: []allocation.SealedDevice{{Name: "old"}}}
+	view := ledger.ViewOf(nil, slices.Concat([]allocation.Entry{claim, limits, sealed}, grants)...)
 	dra, classic := discovery.ModeDRA, discovery.ModeDevicePlugin
 	want := []inventory.Holder{
 		{Device: "gpu", API: dra, Namespace: "a", Claim: "c", Request: "one"},
@@ -343,7 +345,7 @@ func TestNVIDIABusID(t *testing.T) {
 // BenchmarkScrape requests the metrics of a node with 512 devices, half of them allocated.
 func BenchmarkScrape(b *testing.B) {
 	snapshot := &rules.Snapshot{}
-	var entries []ledger.Entry
+	var entries []allocation.Entry
 	for i := range 512 {
 		d := discovery.Device{Name: fmt.Sprintf("pci-%04x-00-00-0", i), Family: "nvidia", Attributes: discovery.Attributes{}}
 		d.Attributes.SetString("resource.kubernetes.io/pciBusID", fmt.Sprintf("%04x:00:00.0", i))
@@ -351,14 +353,14 @@ func BenchmarkScrape(b *testing.B) {
 		d.Attributes.SetString("model", "NVIDIA H100 80GB HBM3")
 		snapshot.Devices = append(snapshot.Devices, rules.Offered{Device: d})
 		if i%2 == 0 {
-			entries = append(entries, &ledger.Grant{Resource: "nvidia.com/gpu", ID: d.Name, Devices: []string{d.Name}, Container: fmt.Sprintf("team/pod-%d main", i)})
+			entries = append(entries, &allocation.Grant{Resource: "nvidia.com/gpu", ID: d.Name, Devices: []string{d.Name}, Container: fmt.Sprintf("team/pod-%d main", i)})
 		}
 	}
 	state := emptyState()
 	now := &placement.Placed{Snapshot: snapshot}
 	view := ledger.ViewOf(nil, entries...)
 	state.Placed = func() *placement.Placed { return now }
-	state.View = func(ledger.Stock) *ledger.View { return view }
+	state.View = func(exclusion.Stock) *ledger.View { return view }
 	handler := NewMetrics("v1", true).Handler(state, nil)
 	b.ReportAllocs()
 	for b.Loop() {

@@ -17,6 +17,7 @@ import (
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/exclusion"
 )
 
 // serveMetrics serves metrics until the test ends, and returns a function that requests the
@@ -46,7 +47,7 @@ func emptyState() State {
 		Features:   func() []features.Feature { return nil },
 		Prepared:   func() int { return 0 },
 		Placed:     func() *placement.Placed { return nil },
-		View:       func(s ledger.Stock) *ledger.View { return ledger.ViewOf(s) },
+		View:       func(s exclusion.Stock) *ledger.View { return ledger.ViewOf(s) },
 		Listing:    func() *kubeletapi.Listing { return nil },
 		Published:  func() (int, int, bool) { return 0, 0, false },
 		Refusal:    func() string { return "" },

@@ -1,4 +1,4 @@
-package ledger
+package allocation
 
 import (
 	"encoding/json"
@@ -25,8 +25,8 @@ type Grant struct {
 	// Allocate, and the files must exist again.
 	HostFiles []discovery.HostFile `json:"files,omitempty"`
 
-	// Form describes the division of the devices into shares. Grants of earlier versions have no Form:
-	// their shares count as shares of the same resource.
+	// Form describes the division of the devices into shares. Grants of earlier versions have no
+	// Form: their shares count as shares of the same resource.
 	Form string `json:"form,omitempty"`
 
 	// Nodes are the nodes that the container was given. After a reboot the container is given the
@@ -37,8 +37,8 @@ type Grant struct {
 	// IDs of a force-deleted pod at once.
 	Until time.Time `json:"until,omitzero"`
 
-	// Earlier are the previous containers of the ID, for as long as PodResources lists them. After the
-	// loss of its checkpoint, a kubelet allocates IDs of running containers again.
+	// Earlier are the previous containers of the ID, for as long as PodResources lists them. After
+	// the loss of its checkpoint, a kubelet allocates IDs of running containers again.
 	Earlier []string `json:"earlier,omitempty"`
 
 	// CDI is set if the container was given names of CDI devices. The CDI specs must exist whenever
@@ -50,9 +50,10 @@ type Grant struct {
 	// requested again.
 	With *Grant `json:"-"`
 
-	missingSince time.Time // time when PodResources first left out the ID
-	isLost       bool      // the kubelet lists the container without the ID
-	ended        bool      // lost, and the pod has ended according to the API server
+	// The following fields are observations of the present agent, which the file omits.
+	MissingSince time.Time `json:"-"` // time when PodResources first left out the ID
+	IsLost       bool      `json:"-"` // the kubelet lists the container without the ID
+	PodEnded     bool      `json:"-"` // lost, and the pod has ended according to the API server
 }
 
 // Key implements [Entry].
@@ -104,14 +105,14 @@ func (g *Grant) Holds() []Hold {
 // Files implements [Entry].
 func (g *Grant) Files() []discovery.HostFile { return g.HostFiles }
 
-// encodeGrants returns the content of the file of grants.
-func encodeGrants(grants []*Grant) ([]byte, error) {
+// EncodeGrants returns the content of the file of grants.
+func EncodeGrants(grants []*Grant) ([]byte, error) {
 	data, err := json.MarshalIndent(grants, "", "  ")
 	return append(data, '\n'), err
 }
 
-// decodeGrants decodes the file of grants.
-func decodeGrants(data []byte) ([]*Grant, error) {
+// DecodeGrants decodes the file of grants.
+func DecodeGrants(data []byte) ([]*Grant, error) {
 	var saved []*Grant
 	if err := json.Unmarshal(data, &saved); err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package ledger
+package allocation
 
 import (
 	"fmt"
@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 )
 
 // Counters are amounts of the counters of a physical device.
@@ -33,14 +32,6 @@ type Hold struct {
 	Present bool
 }
 
-// Node is a device node of the host.
-type Node struct {
-	Path  string `json:"path"`
-	Type  string `json:"type"` // "c", "b" or "p"
-	Major uint32 `json:"major,omitempty"`
-	Minor uint32 `json:"minor,omitempty"`
-}
-
 // Entry is the allocation of one owner: a [*Claim], a [*Grant] or a [*Sealed], which are the data
 // of their files, or a lease, which has no file. An Entry is never modified.
 type Entry interface {
@@ -59,7 +50,7 @@ type Owner struct {
 	UID             types.UID // of the claim
 	Container       string
 
-	withheldReason string // reason why the devices of an ended owner are kept; "" before its end
+	WithheldReason string `json:"-"` // reason why the devices of an ended owner are kept; "" before its end
 }
 
 // String names the owner in messages for other owners.
@@ -67,10 +58,10 @@ func (o Owner) String() string {
 	switch {
 	case o == Owner{}:
 		return "the agent, which is changing it"
-	case o.withheldReason != "":
+	case o.WithheldReason != "":
 		had := o
-		had.withheldReason = ""
-		return fmt.Sprintf("%s, which has ended: %s", had, o.withheldReason)
+		had.WithheldReason = ""
+		return fmt.Sprintf("%s, which has ended: %s", had, o.WithheldReason)
 	case o.API == discovery.ModeDRA && o.Name == "":
 		return fmt.Sprintf("claim with UID %s", o.UID)
 	case o.API == discovery.ModeDRA:
@@ -81,10 +72,10 @@ func (o Owner) String() string {
 	return fmt.Sprintf("%s/%s %s", o.Namespace, o.Name, o.Container)
 }
 
-// before names the owner in a message for another owner. The other owner may be a later claim with
+// NameFor names the owner in a message for another owner. The other owner may be a later claim with
 // the same name.
-func (o Owner) before(other Owner) string {
-	if o.API == discovery.ModeDRA && o.Name != "" && o.withheldReason == "" && other.API == o.API && other.Namespace == o.Namespace && other.Name == o.Name {
+func (o Owner) NameFor(other Owner) string {
+	if o.API == discovery.ModeDRA && o.Name != "" && o.WithheldReason == "" && other.API == o.API && other.Namespace == o.Namespace && other.Name == o.Name {
 		return fmt.Sprintf("an earlier %s with UID %s", o, o.UID)
 	}
 	return o.String()
@@ -93,7 +84,7 @@ func (o Owner) before(other Owner) string {
 // State is the progress of an entry.
 type State int
 
-// The states of entries. All except Past block other owners.
+// The states of entries. All except None and Ended block other owners.
 const (
 	None        State = iota // no entry exists
 	Reserved                 // the file is being written
@@ -107,21 +98,4 @@ const (
 // String returns the name of the state.
 func (s State) String() string {
 	return [...]string{"None", "Reserved", "Unsure", "Configuring", "Given", "Ending", "Past"}[s]
-}
-
-// Stock is the set of the host's present devices.
-type Stock interface {
-	// Device returns a device by its name in the snapshot, or by the name of a share in
-	// ResourceSlices.
-	Device(name string) (rules.Offered, bool)
-
-	// Names returns the names of all devices.
-	Names() []string
-
-	// Parts returns the names of the partitions of a physical device.
-	Parts(silicon string) []string
-
-	// WithID returns the grant for a device plugin ID of any plugin, or nil if the ID is not known.
-	// ours reports whether this agent serves the resource.
-	WithID(resource, id string) (g *Grant, ours bool)
 }

@@ -1,4 +1,4 @@
-package ledger
+package allocation
 
 import (
 	"bytes"
@@ -66,7 +66,7 @@ type Claim struct {
 	Pod string `json:"pod,omitempty"`
 
 	// Configuring means that the devices are being configured for the claim: the claim has them,
-	// but no container may have them yet. [Ledger.AllocateClaim] sets it.
+	// but no container may have them yet. AllocateClaim of the ledger sets it.
 	Configuring bool `json:"configuring,omitempty"`
 
 	// Users are the pods in the claim's reservedFor while the claim is prepared. The file omits
@@ -124,6 +124,11 @@ type HostFile struct {
 	Text string `json:"text"`
 }
 
+// NewClaim returns a claim without devices, allocated now in a boot.
+func NewClaim(uid types.UID, namespace, name, boot string) *Claim {
+	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: boot, Since: time.Now().UTC().Truncate(time.Second)}
+}
+
 // Key returns the claim's UID.
 func (c *Claim) Key() string { return string(c.UID) }
 
@@ -179,9 +184,7 @@ func (r *Result) InterfaceName() string {
 
 // KeepNodes adds the nodes that the claim was given before. Several pods may share a claim, so
 // earlier containers may still use these nodes.
-func (r *Result) KeepNodes(earlier *Result) { r.keepNodes(earlier.Nodes) }
-
-func (r *Result) keepNodes(nodes []Node) {
+func (r *Result) KeepNodes(nodes []Node) {
 	for _, n := range nodes {
 		if !slices.Contains(r.Nodes, n) {
 			r.Nodes = append(r.Nodes, n)
@@ -232,8 +235,8 @@ func (c *Claim) Find(other *Result) (*Result, bool) {
 	return &c.Results[i], true
 }
 
-// SourcesOf returns the chosen devices of the results for the same allocation as the other result. The
-// claim may be nil.
+// SourcesOf returns the chosen devices of the results for the same allocation as the other result.
+// The claim may be nil.
 func (c *Claim) SourcesOf(other *Result) (sources []string) {
 	if c == nil {
 		return nil
@@ -282,9 +285,9 @@ func (c *Claim) KeepUnknown(earlier *Claim) {
 	}
 }
 
-// file returns the bytes of the claim's file. A claim that was read from a file returns the bytes
+// Encode returns the bytes of the claim's file. A claim that was read from a file returns the bytes
 // of that file, unknown fields included.
-func (c *Claim) file() ([]byte, error) {
+func (c *Claim) Encode() ([]byte, error) {
 	if c.raw != nil {
 		return c.raw, nil
 	}

@@ -1,4 +1,4 @@
-package ledger
+package allocation
 
 import (
 	"bytes"
@@ -13,11 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Read returns the owners of devices, by the name of the device, from the files of a ledger in a
-// directory of the host. Read is for programs other than the agent. If boot is not "", claims of
-// another boot own nothing. The devices in a damaged file are included; a damaged file without
+// ReadOwners returns the owners of devices, by the name of the device, from the files of a ledger
+// in a directory of the host. Read is for programs other than the agent. If boot is not "", claims
+// of another boot own nothing. The devices in a damaged file are included; a damaged file without
 // devices is an error.
-func Read(host fs.FS, dir, boot string) (map[string]string, error) {
+func ReadOwners(host fs.FS, dir, boot string) (map[string]string, error) {
 	entries, err := ReadEntries(host, dir, boot)
 	held := make(map[string]string)
 	for _, e := range entries {
@@ -39,19 +39,19 @@ func Read(host fs.FS, dir, boot string) (map[string]string, error) {
 	return held, err
 }
 
-// ReadEntries returns the claims and grants whose devices [Read] returns.
+// ReadEntries returns the claims and grants whose devices [ReadOwners] returns.
 func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
-	claims, err := readClaims(host, path.Join(dir, claimsDir), boot)
+	claims, err := readClaims(host, path.Join(dir, ClaimsDir), boot)
 	for _, c := range claims {
 		entries = append(entries, c)
 	}
-	data, grantsErr := fs.ReadFile(host, path.Join(dir, grantsFile))
+	data, grantsErr := fs.ReadFile(host, path.Join(dir, GrantsFile))
 	if errors.Is(grantsErr, fs.ErrNotExist) {
 		return entries, err
 	}
 	var grants []*Grant
 	if grantsErr == nil {
-		grants, grantsErr = decodeGrants(data)
+		grants, grantsErr = DecodeGrants(data)
 	}
 	if grantsErr != nil {
 		grantsErr = fmt.Errorf("read grants: %w", grantsErr)
@@ -65,7 +65,7 @@ func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
 // ReadSince returns the time since when a claim has its devices, from the files of a ledger: the
 // time in its record, or else the modification time of the record, or zero if neither is known.
 func ReadSince(host fs.FS, dir string, uid types.UID) time.Time {
-	file := path.Join(dir, claimsDir, string(uid)+claimExtension)
+	file := path.Join(dir, ClaimsDir, string(uid)+ClaimExtension)
 	if data, err := fs.ReadFile(host, file); err == nil {
 		if c, err := DecodeClaim(data); err == nil && !c.Since.IsZero() {
 			return c.Since

@@ -1,10 +1,9 @@
-package ledger
+package allocation
 
 import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -19,10 +18,10 @@ type Sealed struct {
 	Devices []SealedDevice
 
 	// all is set if the devices are unknown: the claim may have any device without unlimited sharing.
-	all bool
+	AnyDevice bool
 
-	unread bool // the file exists, but reading it failed
-	past   bool // the entry is of an earlier boot and has no known devices
+	Unread      bool // the file exists, but reading it failed
+	EarlierBoot bool // the entry is of an earlier boot and has no known devices
 }
 
 // SealedDevice is the known part of a device of a sealed entry.
@@ -33,18 +32,11 @@ type SealedDevice struct {
 	Nodes   []Node // nodes of the claim
 }
 
-// newAccount returns an account for the entry.
-func (s *Sealed) newAccount() *account {
-	if s.past {
-		return newAccount(s, Ended)
-	}
-	return newAccount(s, Allocated)
-}
-
 // Key is the claim's UID with a suffix, because the claim may have another entry too.
-func (s *Sealed) Key() string { return sealedKey(string(s.UID)) }
+func (s *Sealed) Key() string { return SealedKey(string(s.UID)) }
 
-func sealedKey(uid string) string { return uid + " sealed" }
+// SealedKey returns the key of the sealed entry of a claim.
+func SealedKey(uid string) string { return uid + " sealed" }
 
 // API implements [Entry].
 func (s *Sealed) API() discovery.Mode { return discovery.ModeDRA }
@@ -69,39 +61,17 @@ func (s *Sealed) Files() (files []discovery.HostFile) {
 	return files
 }
 
-// describedBy returns the entry with the files of its devices from the snapshot, which take
-// precedence over the files in a damaged record. If the claim's devices are unknown, the entry gets
-// the files of all devices, because the claim may have any device.
-func (s *Sealed) describedBy(stock Stock) *Sealed {
-	if stock == nil {
-		return s
-	}
-	described := *s
-	described.Devices = slices.Clone(s.Devices)
-	if s.all {
-		for _, name := range stock.Names() {
-			described.Devices = append(described.Devices, SealedDevice{Name: name})
-		}
-	}
-	for i := range described.Devices {
-		if device, found := findPresent(described.Devices[i].Name, stock); found {
-			described.Devices[i].Files = device.FilesAs(device.Resource())
-		}
-	}
-	return &described
-}
-
-// ownerText names the owner in a message for other owners.
-func (s *Sealed) ownerText() string {
-	if s.all {
+// OwnerText names the owner in a message for other owners.
+func (s *Sealed) OwnerText() string {
+	if s.AnyDevice {
 		return fmt.Sprintf("%s, whose record cannot be read: it may have any device, until it is unprepared", s.Owner())
 	}
 	return fmt.Sprintf("%s, whose record cannot be read", s.Owner())
 }
 
-// seal returns the known part of a claim, from the data of its file, which may be nil, and the
+// Seal returns the known part of a claim, from the data of its file, which may be nil, and the
 // devices in its CDI spec. past is set if an earlier boot left the file.
-func seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bool) *Sealed {
+func Seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bool) *Sealed {
 	s := &Sealed{UID: uid}
 	damaged := true
 	if body, err := verifyChecksum(data); err == nil {
@@ -113,8 +83,8 @@ func seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bo
 	_, body, _ := bytes.Cut(data, []byte("\n"))
 	s.Devices = salvageDevices(body, boot)
 	s.Devices = append(s.Devices, named...)
-	s.all = !past && len(named) == 0 && (damaged || len(s.Devices) == 0)
-	s.past = past && len(s.Devices) == 0
+	s.AnyDevice = !past && len(named) == 0 && (damaged || len(s.Devices) == 0)
+	s.EarlierBoot = past && len(s.Devices) == 0
 	return s
 }
 
@@ -140,15 +110,15 @@ type salvagedResult struct {
 	Nodes   []Node               `json:"nodes,omitempty"`
 }
 
-// file returns the record of a sealed entry. If the entry's devices are not all known, the record
+// Encode returns the record of a sealed entry. If the entry's devices are not all known, the record
 // reads like a damaged file.
-func (s *Sealed) file(boot string) ([]byte, error) {
+func (s *Sealed) Encode(boot string) ([]byte, error) {
 	c := salvaged{Boot: boot}
 	for _, d := range s.Devices {
 		c.Results = append(c.Results, salvagedResult{Device: d.Name, Silicon: d.Silicon, Files: d.Files, Nodes: d.Nodes})
 	}
 	body, err := json.MarshalIndent(c, "", "  ")
-	if err != nil || s.all {
+	if err != nil || s.AnyDevice {
 		return append([]byte("\n"), body...), err
 	}
 	return append([]byte(checksum(body)+"\n"), body...), nil

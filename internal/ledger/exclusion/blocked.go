@@ -1,0 +1,35 @@
+package exclusion
+
+import (
+	"fmt"
+
+	"chandler.dev/internal/ledger/allocation"
+)
+
+// Blocked is the error that explains why a device is not available to an owner.
+type Blocked struct {
+	Device      string           // the wanted device
+	Owner       allocation.Owner // the owner of the blocking entry, the zero Owner if unknown
+	OwnedDevice string           // the owner's device
+
+	// ForgottenByKubelet means that the kubelet allocates the device again while it lists the pod
+	// that has the device without the device. The device becomes available once that pod is known
+	// to have ended.
+	ForgottenByKubelet bool
+
+	Reclaiming bool // the owner has ended or is ending, and the device is being reclaimed
+	Changing   bool // the agent is changing the device
+
+	// Starting is the blocking grant if the grant is for another function of the same IOMMU group
+	// and its container is not known yet, nil otherwise. The wanted device may be for the same
+	// container.
+	Starting *allocation.Grant
+
+	Overdue   bool   // a call of the agent on the device is overdue
+	OwnerText string // describes the owner without the name of the device
+}
+
+// Error names the device and its owner.
+func (b *Blocked) Error() string {
+	return fmt.Sprintf("device %s is in use by %s", b.Device, b.OwnerText)
+}
