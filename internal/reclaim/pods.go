@@ -135,6 +135,9 @@ func (p *claimPods) askAll(ctx context.Context, claims []*allocation.Claim) {
 func (p *claimPods) recordListed(claim *allocation.Claim, names []string) (due bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if _, state := p.config.Ledger.Claim(claim.UID); state == allocation.None || state == allocation.Ending {
+		return false // the claim has ended since it was listed
+	}
 	of := p.usersOf(claim.UID)
 	for _, name := range names {
 		if _, known := of.listedPods[name]; !known {

@@ -477,6 +477,19 @@ func TestPodsThatJoin(t *testing.T) {
 	})
 }
 
+// The pods of a claim that ends while its pods are listed are not kept.
+func TestPodsOfEndedClaim(t *testing.T) {
+	b := newBench(t)
+	b.open()
+	b.gives("pod")
+	b.listed = []string{"training"}
+	b.ends()
+	b.pods.askAll(t.Context(), []*allocation.Claim{b.claim})
+	if n := len(b.pods.claims); n > 0 {
+		t.Errorf("the pods of %d claims are kept", n)
+	}
+}
+
 // A device of unknown pods is withheld for as long as their containers may continue to run, and is
 // not reset.
 func TestUnknownPods(t *testing.T) {
