@@ -20,11 +20,10 @@ import (
 // later (resourceslice.DefaultSyncDelay). A repetition does not write existing slices.
 const repeatFor = 15 * time.Second
 
-// retryAfter is the shortest time between a failed write and the next publication, which is up to half
-// as long again later. The library's own delays
-// double with each consecutive failure, up to 1,000 s (workqueue.DefaultTypedControllerRateLimiter
-// in client-go 0.37), and a kubelet that starts in the meantime would leave the node without slices
-// for that time.
+// retryAfter is the shortest time between a failed write and the next publication, which may come up
+// to half of retryAfter later. The library's own delays double with each consecutive failure, up to
+// 1,000 s (workqueue.DefaultTypedControllerRateLimiter in client-go 0.37), and a kubelet that starts
+// in the meantime would leave the node without slices for that time.
 const retryAfter = time.Minute
 
 // schedule decides when to publish slices and when to detect the API server's features.
