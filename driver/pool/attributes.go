@@ -29,6 +29,7 @@ func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.Qualified
 	if own == nil {
 		own = make(discovery.Attributes)
 	}
+	in.keepInterface(d.Name, own)
 	lists := maps.Clone(d.Lists)
 	leaveOut := func(names ...resourceapi.QualifiedName) {
 		for _, name := range names {
@@ -62,6 +63,33 @@ func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.Qualified
 		addLists(out, lists, d)
 	}
 	return out
+}
+
+// keepInterface sets the attributes of the network interface of an allocated device. A snapshot lacks
+// them while the interface is in a pod, and without them each start and end of such a pod would
+// change a slice. The values are those of the last pool or, after a start of the agent, of the
+// claim's record. An interface that a default route of the host uses is never moved to a pod.
+func (in *input) keepInterface(device string, own discovery.Attributes) {
+	last := in.last.devices[device].Attributes
+	moved := in.moved[device]
+	if len(in.owned[device]) == 0 || own.String("ifName") != "" || moved == "" && !sameDriver(last, own) {
+		return
+	}
+	own.SetString("ifName", moved)
+	if moved != "" {
+		own.SetBool("defaultRoute", false)
+	}
+	for _, name := range []resourceapi.QualifiedName{"ifName", "defaultRoute"} {
+		if value, published := last[name]; published {
+			own[name] = discovery.AttributeOf(value)
+		}
+	}
+}
+
+// sameDriver reports whether a device was last published with its present driver. Another driver may
+// create no interface.
+func sameDriver(last map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, own discovery.Attributes) bool {
+	return last["driver"].StringValue != nil && *last["driver"].StringValue == own.String("driver")
 }
 
 // isListed reports whether the administrator lists an attribute.

@@ -8,11 +8,17 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/scan"
+	"chandler.dev/driver/features"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // devicesOf returns the devices of the pool of a recorded host.
@@ -60,5 +66,44 @@ func TestRequestedAttributes(t *testing.T) {
 	d := devicesOf(t, file, "group2", "group4", "group8", "nearestAdapter", "serial", "pciDevice", "pKey")[name]
 	if got := names(d); got != requested {
 		t.Errorf("requested: %s\nwant %s", got, requested)
+	}
+}
+
+// A device that a claim has keeps the attributes of its network interface in the slice, although the
+// snapshot lacks them while the interface is in a pod.
+func TestInterfaceInPod(t *testing.T) {
+	adapter := func(ifName string) []rules.Offered {
+		d := rules.Offered{Device: discovery.Device{Name: "adapter", Attributes: discovery.Attributes{}}}
+		d.Attributes.SetString("driver", "mlx5_core")
+		if ifName != "" {
+			d.Attributes.SetString("ifName", ifName)
+			d.Attributes.SetBool("defaultRoute", false)
+		}
+		return []rules.Offered{d}
+	}
+	build := func(last resourceslice.Pool, devices []rules.Offered, claims ...*allocation.Claim) resourceslice.Pool {
+		snapshot := &rules.Snapshot{Devices: devices, Attributes: []resourceapi.QualifiedName{"defaultRoute"}}
+		made, _ := BuildPool(Input{Snapshot: snapshot, Last: last, Claims: claims, Features: features.All()})
+		return made
+	}
+	claim := &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Device: "adapter", Source: "adapter", Silicon: "adapter", Whole: true}}}
+	moved := &allocation.Claim{Namespace: "default", Name: "c", Results: slices.Clone(claim.Results)}
+	moved.Results[0].Edits.NetDevices = []*specs.LinuxNetDevice{{HostInterfaceName: "ens1", Name: "net1"}}
+	free := build(resourceslice.Pool{}, adapter("ens1"))
+	without := build(resourceslice.Pool{}, adapter(""))
+	otherDriver := adapter("")
+	otherDriver[0].Attributes.SetString("driver", "vfio-pci")
+	for name, test := range map[string]struct{ got, want resourceslice.Pool }{
+		"a network plugin moved it":          {build(free, adapter(""), claim), free},
+		"the claim moved it":                 {build(free, adapter(""), moved), free},
+		"the agent started again":            {build(resourceslice.Pool{}, adapter(""), moved), free},
+		"it has another name by now":         {build(free, adapter("ens2"), claim), build(resourceslice.Pool{}, adapter("ens2"))},
+		"no claim has it":                    {build(free, adapter("")), without},
+		"it has another driver":              {build(free, otherDriver, claim), build(resourceslice.Pool{}, otherDriver)},
+		"it was never published with a name": {build(without, adapter(""), claim), without},
+	} {
+		if !equality.Semantic.DeepEqual(test.got, test.want) {
+			t.Errorf("%s: the pool is %+v, want %+v", name, test.got.Slices[0].Devices[0].Attributes, test.want.Slices[0].Devices[0].Attributes)
+		}
 	}
 }

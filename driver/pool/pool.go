@@ -46,6 +46,7 @@ func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
 		Input: given, last: contentOf(given.Last), near: newNeighbourhood(rules.PlainDevices(given.Snapshot.Devices)),
 		held: make(map[string]string), alone: make(map[string]allocation.Hold), owned: make(map[string][]owned), chosen: make(map[string][]allocation.Hold),
+		moved: make(map[string]string),
 	}
 	for _, c := range given.Claims {
 		for i := range c.Results {
@@ -59,6 +60,9 @@ func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 				continue
 			}
 			in.owned[r.Source] = append(in.owned[r.Source], owned{r.Device, h, c.Owner()})
+			if moved := r.Edits.NetDevices; len(moved) == 1 {
+				in.moved[r.Source] = moved[0].HostInterfaceName
+			}
 			switch {
 			case chosen:
 				in.chosen[r.Device] = append(in.chosen[r.Device], h)
@@ -78,6 +82,7 @@ type input struct {
 	held  map[string]string          // allocated names to names in the snapshot, without common names
 	alone map[string]allocation.Hold // exclusive allocations, by allocated name, without common names
 	owned map[string][]owned         // allocations of devices without unlimited sharing, by name in the snapshot
+	moved map[string]string          // network interfaces that claims move to pods, by name in the snapshot
 
 	chosen map[string][]allocation.Hold // allocations by a common name, by that name
 	joined map[string]*rules.Offered    // the first of the devices that are published as one, by their common name
