@@ -97,5 +97,5 @@ const (
 
 // String returns the name of the state.
 func (s State) String() string {
-	return [...]string{"None", "Reserved", "Unsure", "Configuring", "Given", "Ending", "Past"}[s]
+	return [...]string{"None", "Reserved", "Uncertain", "Configuring", "Allocated", "Ending", "Ended"}[s]
 }
