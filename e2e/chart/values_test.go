@@ -7,9 +7,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
 
 	"chandler.dev/internal/docs"
@@ -209,6 +211,8 @@ func TestOddValues(t *testing.T) {
 		"{config: {reclaim: [{cel: 'true'}]}}":                                                                          "config.reclaim does nothing without reclaim.enabled",
 		"{config: {passthrough: [{cel: 'true'}]}}":                                                                      "config.passthrough does nothing without passthrough.enabled",
 		"{config: {onDemand: {virtualFunctions: [{cel: 'true'}]}}}":                                                     "config.onDemand.virtualFunctions does nothing without onDemand.enabled",
+		"{image: {digest: 'sha256:ab'}, nvml: {enabled: true}}":                                                         "image.hostDigest is empty",
+		"{image: {digest: 'sha256:ab', hostDigest: 'sha256:cd'}, nvml: {enabled: true}}":                                "",
 		"{image: {tag: v0.1.0-nvml}}":                                                                                   "the suffix -nvml was renamed to -host",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}}":                                                           "config.onDemand.partitions does nothing without nvml.enabled (NVIDIA) or onDemand.enabled (AMD), which runs a privileged program beside the agents",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, onDemand: {enabled: true}}":                                "",
@@ -233,5 +237,35 @@ func TestOddValues(t *testing.T) {
 	}
 	if out := mustRender(t, "{nvidiaDriver: {root: null}}"); strings.Contains(out, "v0.1.0-host") {
 		t.Error("without a driver's root the image is that with chandler-host")
+	}
+}
+
+// The agent runs from its own image, whatever else runs from the image with chandler-host.
+func TestImages(t *testing.T) {
+	const agent, host = "registry.example.com/chandler:v0.1.0", "registry.example.com/chandler:v0.1.0-host"
+	for values, want := range map[string][]string{
+		"{}":                                {agent},
+		"{nvml: {enabled: true}}":           {agent, host},
+		"{passthrough: {enabled: true}}":    {agent, host},
+		"{sharingDaemons: {enabled: true}}": {agent, host},
+		"{reclaim: {enabled: true}, image: {tag: v0.1.0-host}}":                                                   {agent, host},
+		"{nvidiaDriver: {root: /}}":                                                                               {host},
+		"{nvml: {enabled: true}, image: {digest: 'sha256:ab', hostDigest: 'sha256:cd'}}":                          {"registry.example.com/chandler@sha256:ab", "registry.example.com/chandler@sha256:cd"},
+		"{nvml: {enabled: true}, nvidiaDriver: {root: /}, image: {digest: 'sha256:ab', hostDigest: 'sha256:cd'}}": {"registry.example.com/chandler@sha256:cd"},
+	} {
+		out := mustRender(t, values)
+		var got []string
+		for _, line := range regexp.MustCompile(`(?m)^ +image: (\S+)$`).FindAllStringSubmatch(out, -1) {
+			got = append(got, line[1])
+		}
+		slices.Sort(got)
+		if got = slices.Compact(got); !slices.Equal(got, want) {
+			t.Errorf("%s: images %q, want %q", values, got, want)
+		}
+		set := &appsv1.DaemonSet{}
+		decode(t, mustRender(t, values, "--show-only=templates/daemonset.yaml"), set)
+		if image := set.Spec.Template.Spec.Containers[0].Image; image != want[0] {
+			t.Errorf("%s: the agent's image is %s", values, image)
+		}
 	}
 }

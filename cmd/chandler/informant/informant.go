@@ -182,10 +182,17 @@ func (n *Informant) runOnce(ctx context.Context) error {
 // the family then sees only the kernel's files. In the pod of an agent, the agent's host service
 // runs the programs that it has.
 func AskInformants(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
-	service := hostservice.NewClient(hostservice.DefaultDir, nil)
-	for _, n := range OverlayInformants(host, all, hostRoot, nil) {
-		if n.Service != "" && service.HasProgram(ctx, n.Service, onceLimit) {
-			n.service = service
+	askInformants(ctx, host, all, hostRoot, hostservice.NewClient(hostservice.DefaultDir, nil), errOut)
+}
+
+// askInformants is AskInformants with the client of a host service. Without a program in the service,
+// this process runs the program that is installed beside it.
+func askInformants(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, service *hostservice.Client, errOut io.Writer) {
+	for _, n := range OverlayInformants(host, all, hostRoot, service) {
+		if n.service != nil && n.driverLoaded() && !service.HasProgram(ctx, n.Service, onceLimit) {
+			if n.service, n.path = nil, findProgram(n.Name); n.path == "" {
+				continue
+			}
 		}
 		if err := n.runOnce(ctx); err != nil {
 			fmt.Fprintf(errOut, "%s was not used: %v\n", n.Library, err)

@@ -3,21 +3,31 @@ Names are fixed: a node has one agent, because it has the driver's name and its 
 only. Its groups of nodes can have different settings.
 */}}
 
+{{/* The image of the agent. With a root of NVIDIA's driver, the agent runs chandler-host, without privilege. */}}
 {{- define "chandler.image" -}}
-{{- with .Values.image -}}
-{{- if .digest -}}
-{{ .repository }}@{{ .digest }}
+{{- if .Values.nvidiaDriver.root -}}{{ include "chandler.hostImage" . }}
 {{- else -}}
-{{ .repository }}:{{ include "chandler.tag" $ }}
+{{- with .Values.image -}}
+{{ .repository }}{{ with .digest }}@{{ . }}{{ else }}:{{ include "chandler.tag" $ }}{{ end }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* The tag of the image. The image with chandler-host has the same tag with "-host". */}}
+{{/* The image with chandler-host. */}}
+{{- define "chandler.hostImage" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .hostDigest }}@{{ .hostDigest }}{{ else }}:{{ include "chandler.tag" $ }}-host{{ end }}
+{{- end -}}
+{{- end -}}
+
+{{/* The tag of the agent's image. */}}
 {{- define "chandler.tag" -}}
-{{- $tag := .Values.image.tag | default .Chart.AppVersion | default "" -}}
-{{- $host := or .Values.sharingDaemons.enabled (not (empty .Values.nvidiaDriver.root)) (include "chandler.hostService" .) -}}
-{{ $tag }}{{ if and $host (not (hasSuffix "-host" $tag)) }}-host{{ end }}
+{{ .Values.image.tag | default .Chart.AppVersion | default "" | trimSuffix "-host" }}
+{{- end -}}
+
+{{/* Whether a pod has the image with chandler-host. */}}
+{{- define "chandler.usesHostImage" -}}
+{{- if or .Values.sharingDaemons.enabled .Values.nvidiaDriver.root (include "chandler.hostService" .) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "chandler.labels" -}}
