@@ -21,8 +21,9 @@ import (
 	"chandler.dev/e2e/kubectl"
 )
 
-// patience is the time limit of each single step.
-const patience = 2 * time.Minute
+// patience is the time limit of each single step. After a failed Prepare, a kubelet tries again 60 to 90 s
+// later, and several clusters may share the machine.
+const patience = 5 * time.Minute
 
 // The recorded hosts that the node simulates.
 const (

@@ -71,7 +71,7 @@ const maxOutput = 64 << 10
 // ended, even if this process is killed while the program hangs in the kernel.
 func Run(ctx context.Context, held []*os.File, path string, args ...string) (output []byte, warning string, err error) {
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = 10 * time.Second // on a busy machine, reading what an ended program wrote may take seconds
 	said, answer := &head{}, &bounded{}
 	cmd.Stderr, cmd.Stdout = said, answer
 	runtime.LockOSThread() // Pdeathsig is sent at the end of the thread that starts the program
