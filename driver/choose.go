@@ -79,9 +79,10 @@ func (h *claimHandler) chooseDevices(c *allocation.Claim, allocated *resourceapi
 	}
 	present := h.ledger.View(v)
 	ofOthers := present.EarlierSources()
-	// After a reboot, the claim gets its earlier devices if they are free, like a claim that names its
-	// device also if they are unhealthy, and the earlier devices of other claims only if no other device is free. A device without some of the attributes, such as a function
-	// whose interface is still in a pod, comes after those with all of them.
+	// After a reboot, the claim gets its earlier devices if they are free, also if they are unhealthy: a
+	// claim that names its device gets it too. It gets the earlier devices of other claims only if no
+	// other device is free. A device without some of the attributes, such as a function whose interface
+	// is still in a pod, comes after those with all of them.
 	slices.SortStableFunc(alike, func(a, b *rules.Offered) int {
 		rank := func(device *rules.Offered) int {
 			switch {
