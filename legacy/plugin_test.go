@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -573,6 +574,25 @@ func TestTheOtherAPIIsQuicker(t *testing.T) {
 	if given := p.config.Ledger.View(nil).OwnGrants(); len(given) > 0 {
 		t.Error("what was refused is had")
 	}
+}
+
+func TestSlowKubelet(t *testing.T) {
+	config := configFor(kubelettest.New(t))
+	config.ListPods = func(ctx context.Context) (*kubeletapi.Listing, error) {
+		select {
+		case <-time.After(8 * time.Second):
+			return &kubeletapi.Listing{Whole: true}, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	p := New(config)
+	open(t, p)
+	synctest.Test(t, func(t *testing.T) {
+		if reason := p.pollOnce(t.Context(), ""); reason != "" {
+			t.Errorf("the devices of pods are unknown: %s", reason)
+		}
+	})
 }
 
 func TestAllocateRefuses(t *testing.T) {

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	podResourcesTimeout = 2 * time.Second
+	// podResourcesTimeout is long because a kubelet on a busy node may need seconds to answer.
+	podResourcesTimeout = 10 * time.Second
 
 	// settleTime is how long the kubelet may take to list a new allocation.
 	settleTime = 100 * time.Millisecond

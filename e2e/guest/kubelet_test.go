@@ -140,17 +140,18 @@ func micros(text string) time.Time {
 	return time.UnixMicro(n).UTC()
 }
 
-// refused checks that the agent refuses a claim or a device for a reason. It waits for an agent that
-// starts.
+// refused repeats a command until the agent refuses a claim or a device for a reason. Before, the agent
+// may start, or refuse because it does not know the devices of containers yet.
 func (n *node) refused(t testing.TB, why string, command ...string) {
 	t.Helper()
-	command = append([]string{"guestkubelet"}, command...)
-	got := n.Run(t, command...)
-	for deadline := time.Now().Add(settleTime); strings.Contains(got.Stderr, "dial unix") && time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
-		got = n.Run(t, command...)
-	}
-	if got.Code == 0 || !strings.Contains(got.Stderr, why) {
-		t.Errorf("%s: code %d, %q; want %q", strings.Join(command, " "), got.Code, got.Stderr, why)
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
+		got := n.Run(t, append([]string{"guestkubelet"}, command...)...)
+		if got.Code != 0 && strings.Contains(got.Stderr, why) {
+			return
+		}
+		if got.Code == 0 || time.Now().After(deadline) {
+			t.Fatalf("%s: code %d, %q; want %q", strings.Join(command, " "), got.Code, got.Stderr, why)
+		}
 	}
 }
 
