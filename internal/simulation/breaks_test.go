@@ -80,6 +80,7 @@ var rare = map[string]string{
 	"a spec without a record keeps nobody out":                        "stateWiped",
 	"names of directories that somebody removed are not synchronised": "stateWiped",
 
+	"grants end by answers that are not whole":                           "kubeletAlone",
 	"a claim ends while its daemon is started again":                     "daemonDies",
 	"a GPU in exclusive mode is given away while the supervisor is gone": "supervisorKilled",
 	"a GPU is given away whose mode cannot be restored":                  "modesRefused",

@@ -62,7 +62,8 @@ func allFaults() []fault {
 		{"claimReallocated", 6, (*World).reallocate},
 		{"deletedWhilePrepared", 4, (*World).deletePrepared},
 		{"joinedWhileEnding", 4, (*World).joinEnding},
-		{"podUnseen", 0, (*World).podUnseen}, // with -often alone
+		{"podUnseen", 0, (*World).podUnseen},       // with -often alone
+		{"kubeletAlone", 0, (*World).kubeletAlone}, // with -often alone
 		{"apiDown", 3, (*World).apiDown},
 		{"apiSlow", 2, (*World).apiSlow},
 		{"apiThrottles", 3, (*World).apiThrottles},
@@ -235,6 +236,16 @@ func (w *World) restartKubelet() bool {
 	w.kubelet.StartKubelet()
 	w.countFault("kubeletRestarted")
 	return true
+}
+
+// kubeletAlone restarts the kubelet while the API server is down. Until the API server answers, the
+// kubelet lists only static pods.
+func (w *World) kubeletAlone() bool {
+	if !w.kubelet.IsUp() || !w.apiDown() {
+		return false
+	}
+	w.countFault("kubeletAlone")
+	return w.restartKubelet()
 }
 
 func (w *World) stopKubelet() bool {
