@@ -30,8 +30,8 @@ type Program struct {
 	// NeedsRoot limits the program to hosts with a configured driver root of the family.
 	NeedsRoot bool
 
-	// Service is the program's name in a host service, which runs the program for an agent without
-	// privilege; see package hostservice. Empty means that the program needs no privilege.
+	// Service is the program's name in a host service, which runs the program for the agent; see
+	// package hostservice. An agent without a host service runs the program itself.
 	Service string
 
 	// ChangeArgs is set if the family changes partitions with this program; see [Tools]. It returns the

@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/fpgaintel"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/families/nvidia/userspace"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/child"
 	"chandler.dev/internal/hostservice"
@@ -67,14 +68,18 @@ func (o *options) runHostService(io.Writer) error {
 // setPrograms sets the programs that the service may run: this one, with arguments from the flags of
 // the service.
 func (o *options) setPrograms(config *hostservice.Config, self string) {
+	config.Programs = make(map[string]func() (hostservice.Program, error))
+	if o.serveFiles {
+		config.Programs[userspace.ServiceProgram] = func() (hostservice.Program, error) {
+			return child.Start(self, "--files", "--watch", "--interval="+userspace.ScanInterval.String(), "--host-root="+o.hostRoot, "--driver-root="+o.driverRoot)
+		}
+	}
 	if !o.serveNVML {
 		return
 	}
 	places := []string{"--host-root=" + o.hostRoot, "--driver-root=" + o.driverRoot, "--gpus=" + o.gpus}
-	config.Programs = map[string]func() (hostservice.Program, error){
-		facts.Program: func() (hostservice.Program, error) {
-			return child.Start(self, append([]string{"--watch", "--interval=" + o.interval.String()}, places...)...)
-		},
+	config.Programs[facts.Program] = func() (hostservice.Program, error) {
+		return child.Start(self, append([]string{"--watch", "--interval=" + o.interval.String()}, places...)...)
 	}
 	config.Partitions = map[string]hostservice.PartitionProgram{
 		facts.Program: {Args: facts.ChangeArgs, Run: func(args []string, held []*os.File) (*wire.Output, error) {

@@ -15,8 +15,8 @@
 //
 // With --host-service, the program is a privileged service that changes and examines the host for an
 // agent without privilege; see package hostservice. It loads no library. With --serve-nvml, it runs
-// this program as a child process for the agent, to print the facts and to change MIG instances. With
-// --fpga-bitstreams, it programs FPGAs.
+// this program as a child process for the agent, to print the facts and to change MIG instances; with
+// --serve-files, to print the driver's files. With --fpga-bitstreams, it programs FPGAs.
 //
 // With --files, the program uses neither GPUs nor NVML. It prints, in the format of package
 // userspace, the driver files for containers, by NVIDIA's own code for CDI specs (nvcdi), which
@@ -48,6 +48,7 @@ type options struct {
 
 	hostService, allow string
 	serveNVML          bool
+	serveFiles         bool
 	bitstreams         string
 
 	interval time.Duration
@@ -68,6 +69,7 @@ func main() {
 	flag.StringVar(&o.hostService, "host-service", "", "write attributes of --host-root and find the users of devices, by requests of the agent to a socket in this `directory`")
 	flag.StringVar(&o.allow, "allow", "", "the `attributes` that --host-service may write, with commas, of "+strings.Join(hostservice.ListAttributes(), ", "))
 	flag.BoolVar(&o.serveNVML, "serve-nvml", false, "with --host-service, also run this program for the agent, to print facts from NVML and to create and remove MIG instances, with --driver-root, --gpus and --interval")
+	flag.BoolVar(&o.serveFiles, "serve-files", false, "with --host-service, also run this program with --files for the agent, with --driver-root")
 	flag.StringVar(&o.bitstreams, "fpga-bitstreams", "", "with --host-service, also program Intel FPGAs for claims, with bitstreams from this `directory` of the host")
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
 	flag.DurationVar(&o.interval, "interval", 10*time.Second, "time to wait for GPU errors between scans; with --files, the time limit")

@@ -77,9 +77,9 @@ spec:
 `, name, chandler.CUDAImage(shape))
 }
 
-// testDriverRoot installs the chart with nvidiaDriver.root. An unprivileged agent must run
-// chandler-host on the driver's files and install the hooks. Images of all shapes must load and
-// call the driver's libraries. A removal must also remove the hooks.
+// testDriverRoot installs the chart with nvidiaDriver.root. An unprivileged agent in its own image must
+// install the hooks, and an unprivileged host service must find the driver's files. Images of all shapes
+// must load and call the driver's libraries. A removal must also remove the hooks.
 func testDriverRoot(t *testing.T, p *privileged) {
 	p.loadHostImage(t)
 	if err := p.project.LoadCUDAImages(within(t), p.node.Node); err != nil {
@@ -114,8 +114,14 @@ func testDriverRoot(t *testing.T, p *privileged) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := agent.Spec.Containers[0].SecurityContext; s.Privileged != nil || len(s.Capabilities.Add) > 0 {
-		t.Errorf("the agent has privileges: %+v", s)
+	if c := agent.Spec.Containers[0]; c.SecurityContext.Privileged != nil || len(c.SecurityContext.Capabilities.Add) > 0 || c.Image != chandler.AgentImage {
+		t.Errorf("the agent has image %s and privileges %+v", c.Image, c.SecurityContext)
+	}
+	// The agent runs no programs on a simulated host, so the test runs the one of the service.
+	p.hasHostService()
+	out, err := p.node.Kubectl(within(t), "exec", "-n", chandler.Namespace, "daemonset/chandler-host", "--", "/chandler-host", "--files", "--host-root=/host", "--driver-root="+driverRoot).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), driverRoot+"/etc/OpenCL/vendors/nvidia.icd") {
+		t.Errorf("the host service finds the files %s, %v", out, err)
 	}
 	for _, shape := range []string{"debian", "rhel"} {
 		name := "loads-" + shape

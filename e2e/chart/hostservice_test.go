@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -129,5 +130,44 @@ func TestHostService(t *testing.T) {
 	}
 	if out, err := render(t, "", "--show-only=templates/host-service.yaml"); err == nil {
 		t.Errorf("the service runs without a feature that needs it:\n%s", out)
+	}
+}
+
+// TestHostServiceOfDriverFiles expects the host service to have no privilege if it only finds the files
+// of NVIDIA's driver, and to see no other directory of the host. The agent's configuration and the
+// service have the same root.
+func TestHostServiceOfDriverFiles(t *testing.T) {
+	const below = "config: {driverRoots: {nvidia: /run/nvidia/driver}}\nnvidiaDriver: {root: /run/nvidia}"
+	for values, c := range map[string]struct {
+		root       string
+		mounts     []string
+		privileged bool
+	}{
+		"nvidiaDriver: {root: /run/nvidia/driver}": {"/run/nvidia/driver", []string{"/host/run/nvidia/driver"}, false},
+		"nvidiaDriver: {root: /}":                  {"/", []string{"/host/etc/OpenCL", "/host/etc/alternatives", "/host/etc/vulkan", "/host/lib/firmware", "/host/usr"}, false},
+		below:                                      {"/run/nvidia/driver", []string{"/host/run/nvidia"}, false},
+		below + "\nnvml: {enabled: true}":          {"/run/nvidia/driver", []string{"/dev", "/host/dev", "/host/proc", "/host/run/nvidia", "/host/sys"}, true},
+		"nvidiaDriver: {root: /drv}\nreclaim: {enabled: true}": {"/drv", []string{"/host/dev", "/host/drv", "/host/proc", "/host/sys"}, true},
+	} {
+		set := &appsv1.DaemonSet{}
+		decode(t, mustRender(t, values+"\nnetworkPolicy: {enabled: false}", "--show-only=templates/host-service.yaml"), set)
+		pod := set.Spec.Template.Spec
+		program := pod.Containers[0]
+		if !slices.Contains(program.Args, "--serve-files") || !slices.Contains(program.Args, "--driver-root="+c.root) || *pod.AutomountServiceAccountToken {
+			t.Errorf("%s: args %q", values, program.Args)
+		}
+		if got, want := slices.Sorted(maps.Keys(mountsOf(&pod))), append(c.mounts, "/run/chandler/host"); !slices.Equal(got, want) {
+			t.Errorf("%s: mounts %q, want %q", values, got, want)
+		}
+		security := program.SecurityContext
+		if isPrivileged := security.Privileged != nil; isPrivileged != c.privileged || !*security.ReadOnlyRootFilesystem {
+			t.Errorf("%s: security context %+v", values, security)
+		}
+		if !c.privileged && (*security.AllowPrivilegeEscalation || !slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) || security.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || security.SELinuxOptions.Type != "container_device_plugin_t" || pod.HostPID) {
+			t.Errorf("%s: security context %+v", values, security)
+		}
+		if got := config(t, values).DriverRoots["nvidia"]; got != c.root {
+			t.Errorf("%s: the agent has the root %s", values, got)
+		}
 	}
 }

@@ -236,8 +236,8 @@ fpgaProgramming: {enabled: true}
 	}
 }
 
-// TestDriverRoot sets the root of NVIDIA's driver. The agent must run unprivileged in the image
-// with chandler-host, with the driver's files mounted, and NVML must use the same root.
+// TestDriverRoot sets the root of NVIDIA's driver. The agent must run unprivileged in its own image,
+// with the driver's files mounted, and the host service must find the files in the same root.
 func TestDriverRoot(t *testing.T) {
 	ofTheHost := []string{"/usr", "/lib/firmware", "/etc/alternatives", "/etc/OpenCL", "/etc/vulkan"}
 	for name, test := range map[string]struct {
@@ -252,7 +252,7 @@ func TestDriverRoot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pod := daemonSet(t, test.values).Spec.Template.Spec
 			agent := pod.Containers[0]
-			if !strings.HasSuffix(agent.Image, "-host") || agent.SecurityContext.Privileged != nil {
+			if strings.HasSuffix(agent.Image, "-host") || agent.SecurityContext.Privileged != nil || !slices.Contains(agent.Args, hostServiceDir) {
 				t.Errorf("image %s, privileged %v", agent.Image, agent.SecurityContext.Privileged)
 			}
 			directory := make(map[string]string)

@@ -165,6 +165,7 @@ func TestNotesOfPrivilege(t *testing.T) {
 	for values, want := range map[string]struct{ privileged, nvml bool }{
 		"":                                    {false, true},
 		"{nvml: {enabled: true}}":             {true, false},
+		"{nvidiaDriver: {root: /}}":           {false, true},
 		"{reclaim: {enabled: true}}":          {true, true},
 		"{mps: {enabled: true}}":              {false, true},
 		fmt.Sprintf(group, "nvml"):            {true, false},
@@ -213,6 +214,7 @@ func TestOddValues(t *testing.T) {
 		"{config: {onDemand: {virtualFunctions: [{cel: 'true'}]}}}":                                                     "config.onDemand.virtualFunctions does nothing without onDemand.enabled",
 		"{image: {digest: 'sha256:ab'}, nvml: {enabled: true}}":                                                         "image.hostDigest is empty",
 		"{image: {digest: 'sha256:ab', hostDigest: 'sha256:cd'}, nvml: {enabled: true}}":                                "",
+		"{image: {digest: 'sha256:ab'}, nvidiaDriver: {root: /}}":                                                       "image.hostDigest is empty",
 		"{image: {tag: v0.1.0-nvml}}":                                                                                   "the suffix -nvml was renamed to -host",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}}":                                                           "config.onDemand.partitions does nothing without nvml.enabled (NVIDIA) or onDemand.enabled (AMD), which runs a privileged program beside the agents",
 		"{config: {onDemand: {partitions: [{cel: 'true'}]}}, onDemand: {enabled: true}}":                                "",
@@ -249,9 +251,9 @@ func TestImages(t *testing.T) {
 		"{passthrough: {enabled: true}}":    {agent, host},
 		"{sharingDaemons: {enabled: true}}": {agent, host},
 		"{reclaim: {enabled: true}, image: {tag: v0.1.0-host}}":                                                   {agent, host},
-		"{nvidiaDriver: {root: /}}":                                                                               {host},
+		"{nvidiaDriver: {root: /}}":                                                                               {agent, host},
 		"{nvml: {enabled: true}, image: {digest: 'sha256:ab', hostDigest: 'sha256:cd'}}":                          {"registry.example.com/chandler@sha256:ab", "registry.example.com/chandler@sha256:cd"},
-		"{nvml: {enabled: true}, nvidiaDriver: {root: /}, image: {digest: 'sha256:ab', hostDigest: 'sha256:cd'}}": {"registry.example.com/chandler@sha256:cd"},
+		"{nvml: {enabled: true}, nvidiaDriver: {root: /}, image: {digest: 'sha256:ab', hostDigest: 'sha256:cd'}}": {"registry.example.com/chandler@sha256:ab", "registry.example.com/chandler@sha256:cd"},
 	} {
 		out := mustRender(t, values)
 		var got []string

@@ -187,7 +187,7 @@ func (in *installed) installHostService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	service := string(manifest)
+	service := strings.Replace(string(manifest), "- --serve-nvml\n", "- --serve-nvml\n        - --serve-files\n", 1)
 	if root := in.host.root; root != "" && root != "/" {
 		service = strings.NewReplacer("--driver-root=/", "--driver-root="+root, "/host/usr", "/host"+root, "path: /usr", "path: "+root).Replace(service)
 	}

@@ -31,7 +31,7 @@ type Program interface {
 }
 
 const (
-	// maxPrograms limits the running programs of a service. The agents before and after an upgrade
+	// maxPrograms limits the running processes of a program. The agents before and after an upgrade
 	// have one each, and a command in the agent's pod may have another one.
 	maxPrograms = 4
 
@@ -51,18 +51,18 @@ func (s *Server) runProgram(w http.ResponseWriter, r *http.Request) {
 		s.reply(w, nil, refuseRequest("program %.64q is not one that the host service runs on this node", name))
 		return
 	}
-	if err := s.enterProgram(r.Context()); err != nil {
+	if err := s.enterProgram(r.Context(), name); err != nil {
 		s.reply(w, nil, err)
 		return
 	}
 	program, err := start()
 	if err != nil {
-		s.leaveProgram(false)
+		s.leaveProgram(name, false)
 		s.reply(w, nil, fmt.Errorf("start program %s: %w", name, err))
 		return
 	}
 	kill := sync.OnceFunc(func() {
-		s.noteKill()
+		s.noteKill(name)
 		program.Kill()
 	})
 	answered := make(chan struct{})
@@ -91,7 +91,7 @@ func (s *Server) runProgram(w http.ResponseWriter, r *http.Request) {
 	}
 	reason := program.Wait()
 	kill() // it does nothing, except that the program is noted as killed
-	s.leaveProgram(true)
+	s.leaveProgram(name, true)
 	_ = control.SetReadDeadline(time.Unix(1, 0)) // ends passRequests
 	if refused := <-refusal; refused != nil {
 		reason = refused
@@ -141,15 +141,15 @@ func (f flushed) Write(p []byte) (int, error) {
 	return n, errors.Join(err, f.control.Flush())
 }
 
-// enterProgram reserves a place for a program. It waits for the end of killed programs, so that no
-// program starts beside one that hangs in the kernel.
-func (s *Server) enterProgram(ctx context.Context) error {
+// enterProgram reserves a place for a program. It waits for the end of killed processes of the
+// program, so that none starts beside one that hangs in the kernel.
+func (s *Server) enterProgram(ctx context.Context, name string) error {
 	limit := time.After(endPatience)
 	for {
 		s.mu.Lock()
-		ended, killed, running := s.ended, s.killed, s.programs
+		ended, killed, running := s.ended, s.killed[name], s.running[name]
 		if killed == 0 && running < maxPrograms {
-			s.programs++
+			s.running[name]++
 			s.mu.Unlock()
 			return nil
 		}
@@ -160,27 +160,27 @@ func (s *Server) enterProgram(ctx context.Context) error {
 			return ctx.Err()
 		case <-limit:
 			if killed > 0 {
-				return &answer{status: statusBusy, text: "a killed program of the host service has not ended: it hangs in the kernel"}
+				return &answer{status: statusBusy, text: fmt.Sprintf("a killed program %s of the host service has not ended: it hangs in the kernel", name)}
 			}
-			return &answer{status: statusBusy, text: fmt.Sprintf("the host service runs %d programs already", running)}
+			return &answer{status: statusBusy, text: fmt.Sprintf("the host service runs program %s for %d agents already", name, running)}
 		}
 	}
 }
 
-func (s *Server) noteKill() {
+func (s *Server) noteKill(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.killed++
+	s.killed[name]++
 }
 
 // leaveProgram ends a reservation, of a program that was noted as killed or of one that did not
 // start.
-func (s *Server) leaveProgram(killed bool) {
+func (s *Server) leaveProgram(name string, killed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.programs--
+	s.running[name]--
 	if killed {
-		s.killed--
+		s.killed[name]--
 	}
 	s.noteEnd()
 }

@@ -183,19 +183,22 @@ func TestProgramRefusals(t *testing.T) {
 	}
 }
 
-// A service runs only some programs at a time.
+// A service runs only some processes of a program at a time. The limit of one program does not
+// concern another.
 func TestProgramLimit(t *testing.T) {
-	client, _, _ := runPrograms(t, map[string]func() (Program, error){"test": scripts(t, scanner)})
+	client, _, _ := runPrograms(t, map[string]func() (Program, error){"test": scripts(t, scanner), "other": scripts(t, scanner)})
 	var running []Program
 	for range maxPrograms {
 		p, _ := startProgram(t, client, "test")
 		running = append(running, p)
 	}
-	if _, err := client.StartProgram(t.Context(), "test", time.Minute); err == nil || !strings.Contains(err.Error(), "runs 4 programs already") || !errors.Is(err, discovery.ErrTransient) {
+	if _, err := client.StartProgram(t.Context(), "test", time.Minute); err == nil || !strings.Contains(err.Error(), "runs program test for 4 agents already") || !errors.Is(err, discovery.ErrTransient) {
 		t.Errorf("error %v", err)
 	}
+	p, _ := startProgram(t, client, "other")
+	running = append(running, p)
 	running[0].Kill()
-	p, _ := startProgram(t, client, "test")
+	p, _ = startProgram(t, client, "test")
 	for _, p := range append(running[1:], p) {
 		p.Kill()
 	}
@@ -216,13 +219,15 @@ func (h hanging) Kill() { close(h.killed) }
 // Wait implements [Program].
 func (h hanging) Wait() error { return errors.New("it ended") }
 
-// No program starts beside a killed one that hangs in the kernel.
+// No program starts beside a killed process of it that hangs in the kernel. Another program does.
 func TestProgramHangs(t *testing.T) {
 	h := hanging{make(chan struct{}), make(chan struct{})}
+	starts := []func() (Program, error){func() (Program, error) { return h, nil }, scripts(t, scanner)}
 	client, _, _ := runPrograms(t, map[string]func() (Program, error){
-		"hanging": func() (Program, error) { return h, nil }, "test": scripts(t, scanner),
+		"test":  func() (Program, error) { start := starts[0]; starts = starts[1:]; return start() },
+		"other": scripts(t, scanner),
 	})
-	p, err := client.StartProgram(t.Context(), "hanging", time.Minute)
+	p, err := client.StartProgram(t.Context(), "test", time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,6 +236,8 @@ func TestProgramHangs(t *testing.T) {
 	if _, err := client.StartProgram(t.Context(), "test", time.Minute); err == nil || !strings.Contains(err.Error(), "hangs in the kernel") || !errors.Is(err, discovery.ErrTransient) {
 		t.Errorf("error %v", err)
 	}
+	p, _ = startProgram(t, client, "other")
+	p.Kill()
 	close(h.release)
 	p, _ = startProgram(t, client, "test")
 	p.Kill()

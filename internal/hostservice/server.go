@@ -56,7 +56,7 @@ type Server struct {
 	writes  map[string]wire.Write // writes without a result, by function
 	ended   chan struct{}         // closed and replaced when a write or a program ends
 
-	programs, killed int // running programs, and those of them that were killed
+	running, killed map[string]int // running programs by name, and those of them that were killed
 
 	ending chan struct{} // closed by end, which ends all programs
 	end    func()
@@ -67,7 +67,10 @@ func NewServer(config Config) *Server {
 	if config.Log == nil {
 		config.Log = log.New(io.Discard, "", 0)
 	}
-	s := &Server{config: config, writes: make(map[string]wire.Write), ended: make(chan struct{}), ending: make(chan struct{})}
+	s := &Server{
+		config: config, writes: make(map[string]wire.Write), running: make(map[string]int), killed: make(map[string]int),
+		ended: make(chan struct{}), ending: make(chan struct{}),
+	}
 	s.end = sync.OnceFunc(func() { close(s.ending) })
 	return s
 }

@@ -76,6 +76,32 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// The host service gives the same answer as a program of the agent. Before, and without a service that
+// runs the program, the family finds the libraries itself.
+func TestFilesByHostService(t *testing.T) {
+	const icd, library = "/etc/OpenCL/vendors/nvidia.icd", "/usr/lib64/libcuda.so.1"
+	n, host, _ := made(t)
+	n.args = slices.DeleteFunc(n.args, func(arg string) bool { return arg == "--files" })
+	kill := hostService(t, n)()
+	if err := n.runOnce(t.Context()); err == nil || !strings.Contains(err.Error(), `does not run program "driver-files"`) || has(t, host, icd) || !has(t, host, library) {
+		t.Errorf("without the program: %v", err)
+	}
+	kill()
+	n, host, _ = made(t)
+	n.args = slices.DeleteFunc(n.args, func(arg string) bool { return arg == "--files" })
+	startService := hostService(t, n, "--serve-files")
+	changed := start(t, n)
+	within(t, n.ready, "the first scan waits for the host service")
+	if has(t, host, icd) || !has(t, host, library) {
+		t.Error("without a service: it is not as the family finds it")
+	}
+	startService()
+	within(t, changed, "no answer by the service")
+	if !has(t, host, icd) || !has(t, host, library) {
+		t.Error("it is not as NVIDIA's code returns it")
+	}
+}
+
 // Without a driver below the root, the program reports an error, and the devices remain usable.
 func TestFilesThatAreNotThere(t *testing.T) {
 	n, host, _ := made(t)

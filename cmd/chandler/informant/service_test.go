@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/families/nvidia/userspace"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/hostservice"
 )
@@ -151,8 +152,7 @@ func TestLineTooLong(t *testing.T) {
 	}
 }
 
-// A host service needs no program beside the agent. A program without privilege stays one of the
-// agent.
+// With a host service, the agent needs no program beside it, and runs none.
 func TestOverlayInformantsOfHostService(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	hostFS, err := hostfs.Open("/")
@@ -162,15 +162,22 @@ func TestOverlayInformantsOfHostService(t *testing.T) {
 	host := &discovery.Host{FS: hostFS, Roots: map[string]string{"nvidia": "/run/driver"}}
 	service := hostservice.NewClient(t.TempDir(), nil)
 	informants := OverlayInformants(host, families.All, "/host", service)
-	if len(informants) != 1 || informants[0].service != service || informants[0].File != facts.Path {
+	if len(informants) != 2 || informants[0].service != service || informants[0].File != facts.Path || informants[1].service != service || informants[1].File != userspace.Path {
 		t.Errorf("got %+v", informants)
 	}
 	if err := os.WriteFile(filepath.Join(os.Getenv("PATH"), nvidia.Family.Programs[0].Name), []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	host.FS = hostFS
-	informants = OverlayInformants(host, families.All, "/host", service)
-	if len(informants) != 2 || informants[0].service != service || informants[1].service != nil || informants[1].path == "" {
-		t.Errorf("with a program: %+v", informants)
+	for _, service := range []*hostservice.Client{service, nil} {
+		host.FS = hostFS
+		informants = OverlayInformants(host, families.All, "/host", service)
+		for _, n := range informants {
+			if n.service != service || service == nil && !filepath.IsAbs(n.path) {
+				t.Errorf("with a program: %+v", n)
+			}
+		}
+		if len(informants) != 2 {
+			t.Errorf("with a program: %d informants", len(informants))
+		}
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -70,10 +69,11 @@ var Family = &discovery.Family{
 		File:      userspace.Path,
 		Driver:    "/proc/driver/nvidia",
 		NeedsRoot: true,
+		Service:   userspace.ServiceProgram,
 		Args: func(hostRoot, root string) []string {
 			return []string{"--files", "--host-root=" + hostRoot, "--driver-root=" + root}
 		},
-		Interval: time.Minute,
+		Interval: userspace.ScanInterval,
 		MaxSize:  userspace.MaxSize,
 		Check:    func(text string) error { _, err := userspace.Parse(text); return err },
 		Lost:     func(error) []byte { return nil }, // without an answer, the family searches for the files itself

@@ -3,13 +3,10 @@ Names are fixed: a node has one agent, because it has the driver's name and its 
 only. Its groups of nodes can have different settings.
 */}}
 
-{{/* The image of the agent. With a root of NVIDIA's driver, the agent runs chandler-host, without privilege. */}}
+{{/* The image of the agent. */}}
 {{- define "chandler.image" -}}
-{{- if .Values.nvidiaDriver.root -}}{{ include "chandler.hostImage" . }}
-{{- else -}}
 {{- with .Values.image -}}
 {{ .repository }}{{ with .digest }}@{{ . }}{{ else }}:{{ include "chandler.tag" $ }}{{ end }}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -27,7 +24,7 @@ only. Its groups of nodes can have different settings.
 
 {{/* Whether a pod has the image with chandler-host. */}}
 {{- define "chandler.usesHostImage" -}}
-{{- if or .Values.sharingDaemons.enabled .Values.nvidiaDriver.root (include "chandler.hostService" .) -}}true{{- end -}}
+{{- if or .Values.sharingDaemons.enabled (include "chandler.hostService" .) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "chandler.labels" -}}
@@ -158,9 +155,10 @@ kind: DriverConfig
 {{- end }}
 {{- end -}}
 
-{{/* The root of NVIDIA's driver, "/" for the host's own. */}}
+{{/* The root of NVIDIA's driver, "/" for the host's own. The agent's configuration can name a directory below nvidiaDriver.root. */}}
 {{- define "chandler.nvmlRoot" -}}
-{{- with .Values.nvidiaDriver.root }}{{ . }}{{ else }}{{ ternary "/" .Values.nvml.root (eq .Values.nvml.root "/usr") }}{{ end -}}
+{{- if .Values.nvidiaDriver.root }}{{ get (include "chandler.config" . | fromYaml).driverRoots "nvidia" }}
+{{- else }}{{ ternary "/" .Values.nvml.root (eq .Values.nvml.root "/usr") }}{{ end -}}
 {{- end -}}
 
 {{/* The directories of the host with NVIDIA's driver and its library NVML, as JSON. */}}
@@ -198,9 +196,14 @@ kind: DriverConfig
 {{- if or .Values.passthrough.enabled .Values.reclaim.enabled .Values.onDemand.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether a feature needs the host service: it also reads NVML and programs FPGAs. */}}
-{{- define "chandler.hostService" -}}
+{{/* Whether a feature needs the host service with privilege: it also reads NVML and programs FPGAs. */}}
+{{- define "chandler.privilegedHostService" -}}
 {{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled (include "chandler.changesHost" .) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether a feature needs the host service: it also finds the files of NVIDIA's driver. */}}
+{{- define "chandler.hostService" -}}
+{{- if or .Values.nvidiaDriver.root (include "chandler.privilegedHostService" .) -}}true{{- end -}}
 {{- end -}}
 
 {{/* The attributes of PCI functions that the enabled features write. */}}

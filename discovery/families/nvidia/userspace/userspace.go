@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"time"
 
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -22,6 +23,12 @@ const MaxSize = 64 << 10
 
 // version is the version of the format. Parse refuses other versions.
 const version = 1
+
+// ServiceProgram is the name of chandler-host --files in a host service.
+const ServiceProgram = "driver-files"
+
+// ScanInterval is the time between two scans of a driver root.
+const ScanInterval = time.Minute
 
 // HookProgram represents the program for NVIDIA hooks.
 const HookProgram = "nvidia-cdi-hook"
