@@ -6,43 +6,52 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// flock is the lock of a state directory, see [agent.Lock]. It locks a file in the directory and
+// nodeLock is the lock of a state directory, see [agent.Lock]. It locks a file in the directory and
 // the directory's parent. If the state directory is removed and created again while an agent is
 // active, the next agent finds another file, but the same parent. Earlier versions of the agent
 // lock only the file.
-type flock string
-
-// Acquire implements [agent.Lock].
-func (dir flock) Acquire(ctx context.Context) (release func(), err error) {
-	return acquireActive(ctx, string(dir))
+type nodeLock struct {
+	stateDir string
+	files    atomic.Pointer[[]*os.File] // the locked files, nil before Acquire
 }
 
-// Awaited implements [agent.Lock].
-func (dir flock) Awaited() bool { return isAwaited(string(dir)) }
-
-// acquireActive blocks until this process holds the lock of the state directory. If the process is
-// killed, the kernel releases the lock.
-func acquireActive(ctx context.Context, stateDir string) (release func(), err error) {
-	file, err := os.OpenFile(filepath.Join(stateDir, "active.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+// Acquire implements [agent.Lock]. It blocks until this process has the lock. If the process is
+// killed, the kernel releases the lock, unless a program has inherited the locked files.
+func (l *nodeLock) Acquire(ctx context.Context) (release func(), err error) {
+	file, err := os.OpenFile(filepath.Join(l.stateDir, "active.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("become the active instance: %w", err)
 	}
-	parent, err := os.Open(filepath.Dir(stateDir))
+	parent, err := os.Open(filepath.Dir(l.stateDir))
 	if err != nil {
 		file.Close()
 		return nil, fmt.Errorf("become the active instance: %w", err)
 	}
 	release = func() { parent.Close(); file.Close() }
-	if err := lockAll(ctx, stateDir, file, parent); err != nil {
+	if err := lockAll(ctx, l.stateDir, file, parent); err != nil {
 		release()
 		return nil, err
 	}
+	l.files.Store(&[]*os.File{file, parent})
 	return release, nil
+}
+
+// Awaited implements [agent.Lock].
+func (l *nodeLock) Awaited() bool { return isAwaited(l.stateDir) }
+
+// lockedFiles returns the locked files for a program that keeps the lock until it has ended, none
+// before Acquire.
+func (l *nodeLock) lockedFiles() []*os.File {
+	if files := l.files.Load(); files != nil {
+		return *files
+	}
+	return nil
 }
 
 // lockAll locks files in order.

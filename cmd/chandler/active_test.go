@@ -15,13 +15,13 @@ import (
 // Of two instances, the second becomes active when the first releases the lock.
 func TestActivate(t *testing.T) {
 	dir := t.TempDir()
-	first, err := acquireActive(t.Context(), dir)
+	first, err := (&nodeLock{stateDir: dir}).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	second := make(chan error, 1)
 	go func() {
-		release, err := acquireActive(t.Context(), dir)
+		release, err := (&nodeLock{stateDir: dir}).Acquire(t.Context())
 		if err == nil {
 			release()
 		}
@@ -50,7 +50,7 @@ func TestActivateInADirectoryThatWasWiped(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	first, err := acquireActive(t.Context(), dir)
+	first, err := (&nodeLock{stateDir: dir}).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,11 +59,11 @@ func TestActivateInADirectoryThatWasWiped(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := acquireActive(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := (&nodeLock{stateDir: dir}).Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("two are active: %v", err)
 	}
 	first()
-	second, err := acquireActive(t.Context(), dir)
+	second, err := (&nodeLock{stateDir: dir}).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +85,13 @@ func TestActivateBesideAnEarlierAgent(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := acquireActive(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := (&nodeLock{stateDir: dir}).Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("two are active: %v", err)
 	}
 	if err := unix.Flock(int(earlier.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
-	release, err := acquireActive(t.Context(), dir)
+	release, err := (&nodeLock{stateDir: dir}).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,21 +103,21 @@ func TestActivateBesideAnEarlierAgent(t *testing.T) {
 
 func TestActivateEndsWithItsContext(t *testing.T) {
 	dir := t.TempDir()
-	first, err := acquireActive(t.Context(), dir)
+	first, err := (&nodeLock{stateDir: dir}).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer first()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := acquireActive(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := (&nodeLock{stateDir: dir}).Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v; want the context's end", err)
 	}
 }
 
 func TestActivateNamesTheDirectory(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
-	if _, err := acquireActive(t.Context(), missing); err == nil || !strings.Contains(err.Error(), missing) {
+	if _, err := (&nodeLock{stateDir: missing}).Acquire(t.Context()); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("error %v does not name %s", err, missing)
 	}
 }

@@ -260,7 +260,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *settings.File, clien
 	}
 	settings, wrong := file.Begin(ctx, stateDir)
 	recoveries := new(scan.Recoveries)
-	host, lock := settings.ScanHost(hostFS), flock(stateDir)
+	host, lock := settings.ScanHost(hostFS), &nodeLock{stateDir: stateDir}
 	var informants []agent.Informant
 	programs := make(map[string]func(context.Context, discovery.PartitionChange) ([]byte, error))
 	var service *hostservice.Client
@@ -269,6 +269,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *settings.File, clien
 	}
 	for _, n := range informant.OverlayInformants(host, families.All, o.hostRoot, service) {
 		informants = append(informants, n)
+		n.HeldFiles = lock.lockedFiles
 		if n.ChangeArgs != nil {
 			programs[n.Family] = n.ChangePartition
 		}

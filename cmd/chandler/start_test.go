@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/netip"
@@ -222,6 +223,9 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	if dir := os.Getenv(asAgent); dir != "" {
+		log.Fatal(changePartition(dir))
+	}
 	m.Run()
 }
 
@@ -321,7 +325,7 @@ func TestEndsWhileItWaits(t *testing.T) {
 		}, "Chandler starts"},
 		"for another agent": {func(s *station) {
 			s.mkdir("kubelet/plugins/chandler.dev")
-			release, err := acquireActive(context.Background(), s.path("kubelet/plugins/chandler.dev"))
+			release, err := (&nodeLock{stateDir: s.path("kubelet/plugins/chandler.dev")}).Acquire(context.Background())
 			if err != nil {
 				s.t.Fatal(err)
 			}
@@ -346,7 +350,7 @@ func TestEndsWhileACallWaits(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
 	s.mkdir("kubelet/plugins/chandler.dev")
-	release, err := acquireActive(t.Context(), s.path("kubelet/plugins/chandler.dev"))
+	release, err := (&nodeLock{stateDir: s.path("kubelet/plugins/chandler.dev")}).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

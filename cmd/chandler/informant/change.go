@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -20,7 +21,7 @@ const changeLimit = time.Minute
 // makes the running program scan again. Changes of the same function run one at a time. A change
 // longer than changeLimit is killed, with an unknown result. A program that hangs in the kernel cannot
 // be killed: ChangePartition returns only after the end of the program, because the caller has a lease
-// until then.
+// until then. If this process is killed meanwhile, the program still has HeldFiles.
 func (n *Informant) ChangePartition(ctx context.Context, c discovery.PartitionChange) ([]byte, error) {
 	limit := fmt.Errorf("%s has not ended within %s", n.Name, changeLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, changeLimit, limit)
@@ -50,7 +51,11 @@ func (n *Informant) change(ctx context.Context, c discovery.PartitionChange) (ou
 	if err != nil {
 		return nil, "", err
 	}
-	return child.Run(ctx, nil, n.path, append(args, n.args...)...)
+	var held []*os.File
+	if n.HeldFiles != nil {
+		held = n.HeldFiles()
+	}
+	return child.Run(ctx, held, n.path, append(args, n.args...)...)
 }
 
 // enterChange waits until no other change of the device runs. The caller must call leave after its

@@ -44,6 +44,10 @@ type Informant struct {
 
 	Family string // the family of the program
 
+	// HeldFiles returns the files that a program inherits while it makes a change, such as the lock of
+	// the node. Optional.
+	HeldFiles func() []*os.File
+
 	scanRequests chan struct{} // requests a scan from the running program; room for one
 
 	mu       sync.Mutex
