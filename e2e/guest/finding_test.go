@@ -128,8 +128,8 @@ func topology(kernel guest.Version) guest.Config {
 			"-device", "x3130-upstream,id=up,bus=port3",
 			"-device", "xio3130-downstream,id=down1,bus=up,chassis=4,slot=0", "-device", "xio3130-downstream,id=down2,bus=up,chassis=4,slot=1",
 			"-device", "nvme,serial=below-switch-1,bus=down1", "-device", "nvme,serial=below-switch-2,bus=down2",
-			"-device", "igb,bus=port1,netdev=net1", "-netdev", "user,id=net1,restrict=on",
-			"-device", "e1000e,bus=pcie.0,netdev=net2", "-netdev", "user,id=net2,restrict=on",
+			"-device", "igb,bus=port1,netdev=net1", "-netdev", "user,id=net1,restrict=on,ipv6=off",
+			"-device", "e1000e,bus=pcie.0,netdev=net2", "-netdev", "user,id=net2,restrict=on,ipv6=off",
 			"-device", "virtio-gpu-pci,bus=port2", "-device", "bochs-display,bus=pcie.0", "-device", "edu,bus=pcie.0",
 		},
 	}

@@ -38,7 +38,7 @@ func TestHotPlug(t *testing.T) {
 		},
 		Tools: []string{"ip", "runc"},
 		CPUs:  2,
-		Args: []string{"-device", "pcie-root-port,id=rp0,chassis=1", "-netdev", "user,id=net,restrict=on",
+		Args: []string{"-device", "pcie-root-port,id=rp0,chassis=1", "-netdev", "user,id=net,restrict=on,ipv6=off",
 			"-device", "igb,netdev=net,bus=rp0"},
 	})
 	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
