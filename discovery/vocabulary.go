@@ -99,10 +99,10 @@ var OptionalAttributes = []resourceapi.QualifiedName{
 }
 
 // DistinctAttributes are the attributes that distinguish interchangeable devices. The one device that
-// ResourceSlices have for all of them has these attributes only if the administrator lists them and
-// their values are equal.
+// ResourceSlices have for all of them has none of these attributes. If the administrator lists one,
+// the devices are published one by one.
 var DistinctAttributes = []resourceapi.QualifiedName{
-	"ifName", "k8s.cni.cncf.io/deviceID", "rdmaDevice", "resource.kubernetes.io/pciBusID", "vfIndex",
+	"channel", "ifName", "k8s.cni.cncf.io/deviceID", "rdmaDevice", "resource.kubernetes.io/pciBusID", "vfIndex",
 }
 
 // ReplacedByModel are the attributes that ResourceSlices have only for devices without a model,

@@ -22,9 +22,8 @@ const MaxChosen = resourceapi.AllocationResultsMaxSize
 // devices would cost thousands of evaluations for each pod.
 //
 // The devices are published one by one if the server lacks sharing, or if claims may need to
-// distinguish them: sharing, passthrough, different overhead, or different values of published
-// attributes. The attributes in [discovery.DistinctAttributes] are only published if the administrator
-// lists them. Devices with an extended resource as an attribute are published one by one too, because
+// distinguish them: sharing, passthrough, different overhead, different values of published
+// attributes, or an attribute of [discovery.DistinctAttributes] that the administrator lists. Devices with an extended resource as an attribute are published one by one too, because
 // the attribute is for programs that find the devices of a claim by their ResourceSlice.
 func (in *input) joinInterchangeable() map[string]*rules.Offered {
 	first, apart := make(map[string]*rules.Offered), make(map[string]bool)
@@ -40,12 +39,23 @@ func (in *input) joinInterchangeable() map[string]*rules.Offered {
 	for i := range in.Snapshot.Devices {
 		d := &in.Snapshot.Devices[i]
 		known := first[d.Interchangeable]
-		if known != nil && (!in.Features.Sharing || d.Sharing != nil || d.Passthrough != nil || slices.ContainsFunc(d.Offers, isNamed) || isUsable(d) && !in.isAlike(d, known)) {
+		if known != nil && (!in.Features.Sharing || d.Sharing != nil || d.Passthrough != nil || slices.ContainsFunc(d.Offers, isNamed) || in.listsDistinct(d) || isUsable(d) && !in.isAlike(d, known)) {
 			apart[d.Interchangeable] = true
 		}
 	}
 	maps.DeleteFunc(first, func(name string, _ *rules.Offered) bool { return apart[name] })
 	return first
+}
+
+// listsDistinct reports whether the administrator lists an attribute that distinguishes the device
+// from interchangeable ones. The answer is the same while the device is in a container, where its
+// network interface cannot be read.
+func (in *input) listsDistinct(d *rules.Offered) bool {
+	isFunction := d.Attributes.String("resource.kubernetes.io/pciBusID") != ""
+	return slices.ContainsFunc(discovery.DistinctAttributes, func(name resourceapi.QualifiedName) bool {
+		_, has := d.Attributes[name]
+		return in.isListed(name) && (has || isFunction)
+	})
 }
 
 // isAlike reports whether two interchangeable devices have equal overhead and equal attributes, apart

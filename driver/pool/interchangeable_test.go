@@ -44,6 +44,9 @@ func TestInterchangeable(t *testing.T) {
 		"without sharing":         {func(in *Input) { in.Features = without("DRAConsumableCapacity") }, "channel-0 channel-1 channel-2", 0},
 		"with a listed attribute": {func(in *Input) { in.Snapshot.Attributes = []resourceapi.QualifiedName{"channel"} }, "channel-0 channel-1 channel-2", 0},
 		"with an equal attribute": {func(in *Input) { in.Snapshot.Attributes = []resourceapi.QualifiedName{"model"} }, "channels", 3},
+		"one, with a listed attribute": {func(in *Input) {
+			in.Snapshot.Devices, in.Snapshot.Attributes = in.Snapshot.Devices[:1], []resourceapi.QualifiedName{"channel"}
+		}, "channel-0", 0},
 		"with different overhead": {func(in *Input) { in.Snapshot.Devices[1].Overhead = rules.HostResources{"cpu": {}} }, "channel-0 channel-1 channel-2", 0},
 		"one is shared":           {func(in *Input) { shared(&in.Snapshot.Devices[1]) }, "channel-0 channel-1 channel-2", 0},
 		"allocated":               {func(in *Input) { in.Claims = append(in.Claims, ofDevice("channel-0", "channels")) }, "channels", 3},
@@ -107,8 +110,19 @@ func TestInterchangeableFunctions(t *testing.T) {
 		names    string
 		capacity int64
 	}{
-		"all":                           {func(*Input, *rules.Offered) {}, joined, 3},
-		"with the listed index":         {func(in *Input, _ *rules.Offered) { in.Snapshot.Attributes = []resourceapi.QualifiedName{"vfIndex"} }, each, 0},
+		"all":                   {func(*Input, *rules.Offered) {}, joined, 3},
+		"with the listed index": {func(in *Input, _ *rules.Offered) { in.Snapshot.Attributes = []resourceapi.QualifiedName{"vfIndex"} }, each, 0},
+		"with a listed attribute of other devices": {func(in *Input, _ *rules.Offered) {
+			in.Snapshot.Attributes = []resourceapi.QualifiedName{"channel"}
+		}, joined, 3},
+		"with the listed interface, all in pods": {func(in *Input, _ *rules.Offered) {
+			in.Snapshot.Attributes = []resourceapi.QualifiedName{"ifName"}
+			for i := range in.Snapshot.Devices {
+				d := &in.Snapshot.Devices[i]
+				delete(d.Attributes, "ifName")
+				d.Attributes.SetString("resource.kubernetes.io/pciBusID", fmt.Sprintf("0000:41:00.%d", i))
+			}
+		}, each, 0},
 		"with another model":            {func(_ *Input, d *rules.Offered) { d.Attributes.SetString("model", "X722") }, each, 0},
 		"with a further attribute":      {func(_ *Input, d *rules.Offered) { d.Attributes.SetString("pKey", "0x8001") }, each, 0},
 		"with an unpublished attribute": {func(_ *Input, d *rules.Offered) { d.Attributes.SetInt("acpiIndex", 3) }, joined, 3},
