@@ -70,6 +70,11 @@ type Device struct {
 	Silicon string            `json:"silicon,omitempty"` // the physical device, if several devices share it
 	Holders []Holder          `json:"consumers,omitempty"`
 
+	// Shares is the capacity of a device that is shared by number, or the number of interchangeable
+	// devices that are one device in the slice. AllocatedShares is the part that claims consume.
+	Shares          int64 `json:"shares,omitempty"`
+	AllocatedShares int64 `json:"allocatedShares,omitempty"`
+
 	Spec resourceapi.Device `json:"-"` // as published
 }
 
@@ -87,7 +92,7 @@ type Holder struct {
 	Claim     string    `json:"claim,omitempty"`    // "" for the device plugin API
 	Request   string    `json:"request,omitempty"`  // of the claim
 	Resource  string    `json:"resource,omitempty"` // in the limits of the pod
-	Count     int64     `json:"count,omitempty"`    // for the device plugin API
+	Count     int64     `json:"count,omitempty"`    // for the device plugin API and of shares
 	Admin     bool      `json:"admin,omitempty"`    // admin access, which does not block other claims
 	Since     time.Time `json:"since,omitzero"`
 
@@ -177,6 +182,9 @@ func (f *Fleet) setHolders() {
 			f.addConsumption(id, &result)
 			request, _, _ := strings.Cut(result.Request, "/")
 			holder := Holder{Namespace: claim.Namespace, Claim: claim.Name, Request: request, Admin: ptr.Deref(result.AdminAccess, false), Since: since}
+			if shares, shared := result.ConsumedCapacity[discovery.Shares]; shared {
+				holder.Count = shares.Value()
+			}
 			device := &f.Devices[at]
 			pods := podsOf(claim)
 			for _, pod := range pods {
@@ -219,6 +227,8 @@ func (f *Fleet) setStates() {
 	left := f.countersLeft()
 	for i := range f.Devices {
 		d := &f.Devices[i]
+		shares, allocated := d.Spec.Capacity[discovery.Shares].Value, f.consumed[d.ID][string(discovery.Shares)]
+		d.Shares, d.AllocatedShares = shares.Value(), allocated.Value()
 		d.State = d.stateBy(f.consumed[d.ID], left)
 		if d.State == Free && len(d.BlockingHolders()) > 0 {
 			d.Partly = true
@@ -243,6 +253,19 @@ func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State
 		return Open
 	}
 	return Free
+}
+
+// Counts returns how many devices are allocated and how many are not, free or unavailable: 0 or 1,
+// or the shares of a device with shares.
+func (d *Device) Counts() (allocated, rest int64) {
+	rest = 1
+	if d.Shares > 0 {
+		allocated, rest = d.AllocatedShares, max(0, d.Shares-d.AllocatedShares)
+	}
+	if d.State == Held {
+		return allocated + rest, 0
+	}
+	return allocated, rest
 }
 
 // IsBlocked reports whether a taint keeps new pods from the device.

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -171,6 +172,27 @@ func TestOpenDevicesAreNotSummed(t *testing.T) {
 	} {
 		stdout, _, err := run(t, client, 120, strings.Fields(test.args)...)
 		if err != nil || !strings.Contains(stdout, test.want) || strings.Contains(stdout, "100") {
+			t.Errorf("%s: %v, no %q in\n%s", test.args, err, test.want, stdout)
+		}
+	}
+}
+
+// Interchangeable devices, which are one device in the ResourceSlice, count each.
+func TestInterchangeableDevicesCountEach(t *testing.T) {
+	c := fleettest.New(t)
+	c.Node("gb200", hosts+"nvidia/testdata/gb200.host", nil)
+	c.AllocateDevices("ml", "imex", "gb200", 12, "channels", "nvidia-imex-channels")
+	c.Claims[0].Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{discovery.Shares: resource.MustParse("2")}
+	client := fake.NewClientset(c.Objects()...)
+	for _, test := range []struct{ args, want string }{
+		{"top", "other  IMEX channel              1          2            0      3  ■■□"},
+		{"top nodes", "gb200     5          2            0  gpu □□□□  other ■■□"},
+		{"who gb200", "nvidia-imex-channels ×2  IMEX channel"},
+		{"who gb200", "4 gpu and 1 other are free."},
+		{"who gb200 --ascii", "nvidia-imex-channels x2  IMEX channel"},
+	} {
+		stdout, _, err := run(t, client, 120, strings.Fields(test.args)...)
+		if err != nil || !strings.Contains(stdout, test.want) {
 			t.Errorf("%s: %v, no %q in\n%s", test.args, err, test.want, stdout)
 		}
 	}

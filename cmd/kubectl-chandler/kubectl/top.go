@@ -25,8 +25,9 @@ func newTop(o *options) *cobra.Command {
 node. FREE counts the devices that a new pod can get, ALLOCATED those with a consumer,
 and UNAVAILABLE the remaining ones, which are unhealthy or move to the other API. A
 partition of a GPU is allocated while the whole GPU is, and the whole GPU while one of
-its partitions is. The sums of nodes omit devices with unlimited sharing, such as
-/dev/kvm.
+its partitions is. A device that is shared by number counts once for each share. The
+virtual functions of an adapter count each, although they are one device in the
+ResourceSlice. The sums of nodes omit devices with unlimited sharing, such as /dev/kvm.
 
 Devices of device plugins are in rows of the kind "plugin", by the name of their
 resource. The API server has no other information about them.`,
@@ -78,19 +79,25 @@ type counts struct {
 }
 
 func (c *counts) add(d *fleet.Device) {
+	allocated, rest := d.Counts()
+	c.Held += allocated
+	c.All += allocated + rest
 	switch d.State {
-	case fleet.Held:
-		c.Held++
 	case fleet.Out:
-		c.Out++
+		c.Out += rest
 	case fleet.Open:
-		c.Open++
-		c.Free++
+		c.Open += rest
+		c.Free += rest
 	default:
-		c.Free++
+		c.Free += rest
 	}
-	c.All++
-	c.draw(deviceGlyph(d), 1)
+	glyph := deviceGlyph(d)
+	if glyph == terminal.Partly && d.Shares > 0 {
+		c.draw(terminal.Held, allocated)
+		c.draw(terminal.Free, rest)
+		return
+	}
+	c.draw(glyph, allocated+rest)
 }
 
 func (c *counts) addResource(r *fleet.Resource) {

@@ -243,10 +243,7 @@ func (w *whoView) tableRows(style terminal.Style, now time.Time) (rows table, wi
 			rows.add(line...)
 		}
 		if len(h.devices)+len(h.described) == 0 {
-			first[2] = plainCell(fmt.Sprintf("%s ×%d", style.BareGlyph(terminal.Unread), h.Count))
-			if style.ASCII {
-				first[2] = plainCell(fmt.Sprintf("%s x%d", style.BareGlyph(terminal.Unread), h.Count))
-			}
+			first[2] = plainCell(style.BareGlyph(terminal.Unread)).times(style, h.Count)
 			rows.add(first...)
 			continue
 		}
@@ -256,7 +253,11 @@ func (w *whoView) tableRows(style terminal.Style, now time.Time) (rows table, wi
 				line = make([]cell, len(first))
 			}
 			line = slices.Clone(line)
-			line[2], line[3], line[5] = named(style, d), plainCell(d.Model), plainCell(requestOf(d, &h.Holder))
+			own := holderOf(d, &h.Holder)
+			line[2], line[3], line[5] = named(style, d), plainCell(d.Model), plainCell(own.Request)
+			if own.Count > 1 {
+				line[2] = line[2].times(style, own.Count)
+			}
 			rows.add(line...)
 		}
 	}
@@ -266,14 +267,19 @@ func (w *whoView) tableRows(style terminal.Style, now time.Time) (rows table, wi
 	return rows, style.Width >= wideWidth
 }
 
-// requestOf returns the name of the claim's request through which a holder has a device.
-func requestOf(d *fleet.Device, h *fleet.Holder) string {
-	for _, other := range d.Holders {
-		if other.Name() == h.Name() && other.Claim == h.Claim {
-			return other.Request
-		}
+// holderOf returns the allocation of a device through which a consumer has it by a claim.
+func holderOf(d *fleet.Device, h *fleet.Holder) fleet.Holder {
+	i := slices.IndexFunc(d.Holders, func(other fleet.Holder) bool { return other.Name() == h.Name() && other.Claim == h.Claim })
+	return d.Holders[i]
+}
+
+// times returns the cell with a number of devices behind it.
+func (c cell) times(style terminal.Style, n int64) cell {
+	number := fmt.Sprintf(" ×%d", n)
+	if style.ASCII {
+		number = fmt.Sprintf(" x%d", n)
 	}
-	return ""
+	return cell{c.text + number, cmp.Or(c.painted, c.text) + number}
 }
 
 // named returns a device's label, with a glyph if the device is unhealthy.
@@ -424,7 +430,8 @@ func (w *whoView) freeText() string {
 	}
 	for i := range w.Devices {
 		if w.Devices[i].State == fleet.Free {
-			add(w.Devices[i].Kind, 1)
+			_, free := w.Devices[i].Counts()
+			add(w.Devices[i].Kind, free)
 		}
 	}
 	for i := range w.Resources {
