@@ -44,6 +44,9 @@ var (
 	ErrNoAnswer = errors.New("no answer")       // a family
 )
 
+// ErrNotUnique is the error in a problem of devices with the same identity, device plugin ID or name.
+var ErrNotUnique = errors.New("not unique")
+
 // Lookup returns the device of that name.
 func (s *Snapshot) Lookup(name string) (Device, bool) {
 	i, found := sort.Find(len(s.Devices), func(i int) int { return strings.Compare(name, s.Devices[i].Name) })

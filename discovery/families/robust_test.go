@@ -96,7 +96,7 @@ func TestTwoOfOneIdentity(t *testing.T) {
 		for _, p := range snapshot.Problems {
 			problems = append(problems, p.Error())
 		}
-		want := []string{fmt.Sprintf("%s and %s: state the same identity %q; none is known by it", first.Name, second.Name, first.Identity)}
+		want := []string{fmt.Sprintf("%s and %s: identity %q is not unique, so it is ignored", first.Name, second.Name, first.Identity)}
 		if diff := cmp.Diff(want, problems); diff != "" {
 			t.Errorf("%s: problems (-want +got):\n%s", file, diff)
 		}

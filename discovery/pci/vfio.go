@@ -36,7 +36,7 @@ func VFIONodes(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode
 	members := []sysfs.Device{function}
 	if name := function.Link("iommu_group"); name != "" {
 		if _, err := strconv.ParseUint(name, 10, 32); err != nil {
-			return nil, fmt.Errorf("vfio: IOMMU group %q: not a number", name)
+			return nil, fmt.Errorf("%w: IOMMU group %q: not a number", ErrVFIO, name)
 		}
 		if node, ok := groupNode(host, name); ok {
 			add(node, "/dev/vfio")
@@ -63,7 +63,7 @@ func VFIONodes(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode
 	byDevice := len(nodes) > before
 	switch {
 	case !byGroup && !byDevice:
-		return nil, errors.New(withoutVFIONode(function))
+		return nil, withoutVFIONode(function)
 	case !hasIOMMU && (!byGroup || !hasControl):
 		errs = append(errs, ErrNoVFIOControl)
 	case hasIOMMU && (byDevice || !hasControl): // a group can be used through /dev/iommu too (iommufd's VFIO compatibility)
@@ -72,16 +72,20 @@ func VFIONodes(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode
 	return nodes, errors.Join(errs...)
 }
 
-// ErrNoVFIOControl is the error of [VFIONodes] if the kernel has neither of the nodes that a process
-// must open before a device under vfio.
-var ErrNoVFIOControl = errors.New("vfio: the kernel has no control node for it: neither /dev/vfio/vfio nor /dev/iommu")
+// The errors of [VFIONodes], apart from errors of reads.
+var (
+	ErrVFIO          = errors.New("vfio") // all errors below are an ErrVFIO
+	ErrNoIOMMUGroup  = fmt.Errorf("%w: the device has no IOMMU group", ErrVFIO)
+	ErrNoVFIOControl = fmt.Errorf("%w: the kernel has no control node for it: neither /dev/vfio/vfio nor /dev/iommu", ErrVFIO) // a process must open one of them before the device
+	errNoVFIONode    = fmt.Errorf("%w: the kernel has no node for the device or for its IOMMU group", ErrVFIO)
+)
 
 // withoutVFIONode returns why a function under vfio has no node.
-func withoutVFIONode(function sysfs.Device) string {
+func withoutVFIONode(function sysfs.Device) error {
 	if function.Link("iommu_group") == "" {
-		return "vfio: the device has no IOMMU group"
+		return ErrNoIOMMUGroup
 	}
-	return "vfio: the kernel has no node for the device or for its IOMMU group"
+	return errNoVFIONode
 }
 
 // groupNode returns the kernel device that has the node of an IOMMU group. The device's name has a

@@ -1,6 +1,7 @@
 package pci_test
 
 import (
+	"errors"
 	"io/fs"
 	"strings"
 	"testing"
@@ -129,6 +130,9 @@ func TestVFIO(t *testing.T) {
 			}
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("error %v, want %q", err, test.err)
+			}
+			if errors.Is(err, pci.ErrNoIOMMUGroup) != (name == "no group") {
+				t.Errorf("error %v", err)
 			}
 		})
 	}

@@ -32,7 +32,7 @@ func VFIOHealth(host *discovery.Host, function sysfs.Device, nodes []*specs.Devi
 		}
 	}
 	if len(nodes) == 0 {
-		health.Reason = withoutVFIONode(function)
+		health.Reason = withoutVFIONode(function).Error()
 	}
 	return health
 }

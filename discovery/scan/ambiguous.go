@@ -41,7 +41,7 @@ func dropIdentities(s *discovery.Snapshot) {
 		for _, d := range stating[key] {
 			dropIdentity(d)
 		}
-		addAmbiguous(s, stating[key], fmt.Errorf("state the same identity %q; none is known by it", key.value))
+		addAmbiguous(s, stating[key], fmt.Errorf("identity %q is %w, so it is ignored", key.value, discovery.ErrNotUnique))
 	}
 }
 
@@ -104,7 +104,7 @@ func dropIDs(s *discovery.Snapshot) {
 		})
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(standing), byValue) {
-		addAmbiguous(s, standing[key], fmt.Errorf("have the same ID %q of %s in the device plugin API, which offers neither of them", key.value, key.group))
+		addAmbiguous(s, standing[key], fmt.Errorf("ID %q of %s is %w, so the device plugin API does not offer it", key.value, key.group, discovery.ErrNotUnique))
 	}
 }
 

@@ -97,7 +97,7 @@ func (f *found) dropNamesakes() {
 		before := &kept[len(kept)-1]
 		switch {
 		case ((*before).Creation == nil) == (d.Creation == nil):
-			f.problems = append(f.problems, discovery.Problem{Device: d.Family + " " + d.Name, Err: fmt.Errorf("described by family %s too, whose description is kept", (*before).Family)})
+			f.problems = append(f.problems, discovery.Problem{Device: d.Family + " " + d.Name, Err: fmt.Errorf("the name is %w, so the description by family %s is used", discovery.ErrNotUnique, (*before).Family)})
 		case d.Creation == nil:
 			*before = d
 		}

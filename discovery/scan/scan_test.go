@@ -79,7 +79,7 @@ func TestScanKeepsTheFirstOfNamesakes(t *testing.T) {
 	if len(s.Devices) != 2 || s.Devices[0].Family != "one" || s.Devices[1].Family != "one" {
 		t.Errorf("devices %+v", s.Devices)
 	}
-	if len(s.Problems) != 2 || !strings.Contains(s.Problems[0].Error(), "two a: described by family one too") {
+	if len(s.Problems) != 2 || !errors.Is(s.Problems[0], discovery.ErrNotUnique) || s.Problems[0].Error() != "two a: the name is not unique, so the description by family one is used" {
 		t.Errorf("problems %v", s.Problems)
 	}
 }
@@ -211,8 +211,8 @@ func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	wantProblems := `[a and b: state the same identity "U1"; none is known by it f and g: state the same identity "U4/mode"; none is known by it]`
-	if fmt.Sprint(s.Problems) != wantProblems {
+	wantProblems := `[a and b: identity "U1" is not unique, so it is ignored f and g: identity "U4/mode" is not unique, so it is ignored]`
+	if fmt.Sprint(s.Problems) != wantProblems || !errors.Is(s.Problems[0], discovery.ErrNotUnique) {
 		t.Errorf("problems %v, want %s", s.Problems, wantProblems)
 	}
 }
@@ -306,8 +306,8 @@ func TestScanDropsAnIDOfTwo(t *testing.T) {
 	if diff := cmp.Diff([]string{"a[1]", "b[3]", "c[2]", "d[2]", "e[4]", "f[4]"}, got); diff != "" {
 		t.Errorf("IDs (-want +got):\n%s", diff)
 	}
-	want := `[a and b: have the same ID "2" of example.com/x in the device plugin API, which offers neither of them]`
-	if fmt.Sprint(s.Problems) != want {
+	want := `[a and b: ID "2" of example.com/x is not unique, so the device plugin API does not offer it]`
+	if fmt.Sprint(s.Problems) != want || !errors.Is(s.Problems[0], discovery.ErrNotUnique) {
 		t.Errorf("problems %v, want %s", s.Problems, want)
 	}
 }

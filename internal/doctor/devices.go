@@ -66,13 +66,13 @@ func checkHealth(f *Facts, say *report.List) {
 	}
 	alike := make(map[together][]*discovery.Device) // the first device of each physical device
 	for _, a := range order {
-		if g := togetherOf(parts[a]); g.key != "" && !f.Devices.Recovered[parts[a][0].Name] {
+		if g := f.togetherOf(parts[a]); g.key != "" && !f.Devices.Recovered[parts[a][0].Name] {
 			alike[g] = append(alike[g], parts[a][0])
 		}
 	}
 	for _, a := range order {
 		first := parts[a][0]
-		switch all := alike[togetherOf(parts[a])]; {
+		switch all := alike[f.togetherOf(parts[a])]; {
 		case f.Devices.Recovered[first.Name]:
 			f.reportSettling(say, first)
 		case len(all) < 2:
@@ -115,19 +115,16 @@ type together struct {
 
 // togetherOf returns the key under which physical devices are reported together. The key is
 // zero for a physical device with a report of its own.
-func togetherOf(parts []*discovery.Device) together {
+func (f *Facts) togetherOf(parts []*discovery.Device) together {
 	if len(parts) > 1 {
 		return together{}
 	}
 	t := together{parts[0].Family, parts[0].Health.Key(), parts[0].Health.Reason}
-	if t.key == discovery.ConditionDriverUnbound || t.key == discovery.ConditionNodeMissing && !isVFIOReason(t.reason) {
+	if t.key == discovery.ConditionDriverUnbound || t.key == discovery.ConditionNodeMissing && !f.hasProblem(parts[0].Name, pci.ErrVFIO) {
 		t.reason = ""
 	}
 	return t
 }
-
-// isVFIOReason reports whether a reason or a problem concerns the use of a device through vfio.
-func isVFIOReason(reason string) bool { return strings.Contains(reason, "vfio: ") }
 
 // manyTexts are the texts of conditionTexts for several devices.
 var manyTexts = map[discovery.Condition]string{
@@ -327,8 +324,8 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	if f.hasProblem(d.Name, pci.ErrNoVFIOControl) {
 		return []string{"sudo modprobe -a vfio iommufd", "grep -e VFIO -e IOMMUFD /boot/config-$(uname -r)   # the kernel requires CONFIG_VFIO_CONTAINER or CONFIG_IOMMUFD"}
 	}
-	if key == discovery.ConditionNodeMissing && isVFIOReason(d.Health.Reason) {
-		return f.vfioFix(d.Health.Reason, at)
+	if key == discovery.ConditionNodeMissing && f.hasProblem(d.Name, pci.ErrVFIO) {
+		return f.vfioFix(f.hasProblem(d.Name, pci.ErrNoIOMMUGroup), at)
 	}
 	if makeNodes := f.Devices.MakeNodes[d.Family]; key == discovery.ConditionNodeMissing && (at == "" || makeNodes != "" || hasOwnNode(d)) {
 		return []string{cmp.Or(makeNodes, "sudo udevadm trigger --action=add   # creates device nodes again")}
@@ -465,10 +462,10 @@ func (f *Facts) reportProblem(say *report.List, p discovery.Problem, d *rules.Of
 			fix = []string{fmt.Sprintf("sudo dmesg | grep %s", at), fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"   # if this does not help, reboot`, at)}
 		}
 		say.AddFault("CH0310", name+" hangs", "A read of the device hangs in the kernel: "+asSentence(reason)+" Chandler does not access it, so that other devices are not affected.", fix...)
-	case strings.Contains(reason, "none is known by it"), strings.Contains(reason, "described by family"):
+	case errors.Is(p.Err, discovery.ErrNotUnique):
 		say.AddFault("CH0311", name+": the identity is not unique", asSentence(reason), look...)
-	case isVFIOReason(reason) && !offered:
-		f.vfioProblem(say, name, reason, at)
+	case errors.Is(p.Err, pci.ErrVFIO) && !offered:
+		say.AddFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" Chandler does not offer it.", f.vfioFix(errors.Is(p.Err, pci.ErrNoIOMMUGroup), at)...)
 	case offered && !d.Health.IsUsable(): // checkHealth has reported that no new pod gets the device
 		say.AddFault("CH0309", name+" cannot be read completely", asSentence(reason), look...)
 	case offered:
@@ -498,19 +495,15 @@ func (f *Facts) examineFix(at string) []string {
 	return fix
 }
 
-// vfioProblem reports a function that is bound to vfio and cannot be opened.
-func (f *Facts) vfioProblem(say *report.List, name, reason, at string) {
-	say.AddFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" Chandler does not offer it.", f.vfioFix(reason, at)...)
-}
-
-// vfioFix returns the commands for a function that is bound to vfio and cannot be opened.
-func (f *Facts) vfioFix(reason, at string) []string {
+// vfioFix returns the commands for a function that is bound to vfio and cannot be opened. ungrouped
+// is set for a function without an IOMMU group.
+func (f *Facts) vfioFix(ungrouped bool, at string) []string {
 	switch {
-	case strings.Contains(reason, "has no IOMMU group") && f.hasIOMMUGroups():
+	case ungrouped && f.hasIOMMUGroups():
 		return []string{"sudo dmesg | grep -i -e dmar -e ivrs -e iommu   # the IOMMU is on, but not for this device: look for faults in the tables of the firmware, which only an update of the firmware repairs"}
-	case strings.Contains(reason, "has no IOMMU group") && len(f.boundToVFIO()) > 0: // checkIOMMU prints the commands
+	case ungrouped && len(f.boundToVFIO()) > 0: // checkIOMMU prints the commands
 		return []string{"chandler explain CH0401   # the IOMMU is off"}
-	case strings.Contains(reason, "has no IOMMU group"):
+	case ungrouped:
 		return []string{"cat /proc/cmdline   # requires intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
 	}
 	if slices.Contains(f.boundToVFIO(), at) { // the module is loaded

@@ -3,8 +3,8 @@ package doctor
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/doctor/codes"
 	"chandler.dev/internal/doctor/report"
@@ -587,17 +588,21 @@ func TestEqualFaults(t *testing.T) {
 
 // A device under vfio that cannot be opened is reported once, with the fix for vfio.
 func TestVFIOIsReportedOnce(t *testing.T) {
-	const reason = "vfio: the kernel has no node for the device or for its IOMMU group"
+	cause := fmt.Errorf("%w: it has no node", pci.ErrVFIO)
 	f := healthy()
 	snapshot, _ := f.Devices.Snapshot.get()
-	snapshot.Devices[2].Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: reason}
-	problem(snapshot.Devices[2].Name, errors.New(reason))(f)
+	snapshot.Devices[2].Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: cause.Error()}
+	problem(snapshot.Devices[2].Name, cause)(f)
 	if text := printed(t, f, terminal.Plain, true); strings.Count(text, "CH03") != 2 || !strings.Contains(text, "sudo modprobe vfio-pci") { // the finding and the last line
 		t.Errorf("printed\n%s", text)
 	}
 	function(Function{Address: pciAddress(&snapshot.Devices[2].Device), Driver: "vfio-pci", Group: "7"})(f) // the module is loaded
 	if text := printed(t, f, terminal.Plain, true); strings.Contains(text, "modprobe") || !strings.Contains(text, "CONFIG_VFIO_DEVICE_CDEV") {
 		t.Errorf("bound to vfio-pci: printed\n%s", text)
+	}
+	snapshot.Problems[0].Err, snapshot.Devices[2].Health.Reason = pci.ErrNoIOMMUGroup, pci.ErrNoIOMMUGroup.Error()
+	if text := words(printed(t, f, terminal.Plain, true)); !strings.Contains(text, "the IOMMU is on, but not for this device") {
+		t.Errorf("without a group: printed\n%s", text)
 	}
 }
 

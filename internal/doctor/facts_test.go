@@ -12,6 +12,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/doctor/report"
 )
@@ -216,8 +217,8 @@ var breaks = map[string]func(*Facts){
 	"CH0308": condition(2, discovery.ConditionFatalErrors, resourceapi.DeviceTaintEffectNone, "3 fatal PCIe errors", time.Minute),
 	"CH0309": problem("pci-0000-1a-00-0", errors.New("attribute serial: input/output error")),
 	"CH0310": problem("pci-0000-1a-00-0", fmt.Errorf("open sys/devices/pci0000:00/0000:1a:00.0/mem: %w", discovery.ErrHangs)),
-	"CH0311": problem("pci-0000-1a-00-0, pci-0000-9e-00-0", errors.New(`state the same identity "0"; none is known by it`)),
-	"CH0312": problem("pci-0000-41-00-0", errors.New("vfio: the kernel has no node for the device or for its IOMMU group")),
+	"CH0311": problem("pci-0000-1a-00-0, pci-0000-9e-00-0", fmt.Errorf(`identity "0" is %w, so it is ignored`, discovery.ErrNotUnique)),
+	"CH0312": problem("pci-0000-41-00-0", fmt.Errorf("%w: the kernel has no node for the device or for its IOMMU group", pci.ErrVFIO)),
 	"CH0314": condition(1, discovery.ConditionNotResponding, noSchedule, "it does not answer: its configuration space reads all ones", time.Minute),
 	"CH0315": problem("pci-0000-1a-00-0", fmt.Errorf("config: %w", &rules.ExpressionError{Entry: "exclude[0].cel", Expression: `device.attributes["chandler.dev"].vendr == "amd"`, Device: "pci-0000-1a-00-0", Err: errors.New("no such key: vendr")})),
 	"CH0313": func(f *Facts) {
