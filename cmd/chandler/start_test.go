@@ -24,6 +24,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/kubeletapi"
 )
 
@@ -159,7 +160,8 @@ func (p *process) until(what string, is func() error) {
 	}
 }
 
-// answers waits until the agent answers a path with the given status and text.
+// answers waits until the agent answers a path with the given status and text. The reason in the
+// header of an agent that is not ready precedes the text.
 func (p *process) answers(s *station, path string, status int, text string) {
 	p.t.Helper()
 	p.until(path, func() error {
@@ -169,8 +171,9 @@ func (p *process) answers(s *station, path string, status int, text string) {
 		}
 		defer response.Body.Close()
 		body, err := io.ReadAll(response.Body)
-		if err == nil && (response.StatusCode != status || !strings.Contains(string(body), text)) {
-			err = fmt.Errorf("%d %s", response.StatusCode, body)
+		got := response.Header.Get(doctor.UnreadyHeader) + " " + string(body)
+		if err == nil && (response.StatusCode != status || !strings.Contains(got, text)) {
+			err = fmt.Errorf("%d %s", response.StatusCode, got)
 		}
 		return err
 	})
@@ -251,7 +254,7 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	agent.says("CDI specs cannot be written")
 	agent.says("The API server does not answer whether it serves DRA")
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
-	agent.answers(s, "/readyz", http.StatusServiceUnavailable, "the kubelet has not answered the registration")
+	agent.answers(s, "/readyz", http.StatusServiceUnavailable, "NotRegistered the kubelet has not answered the registration")
 	agent.says("This host has no accelerators at present")
 	agent.says("Publishing ResourceSlices waits for the API server")
 
@@ -420,7 +423,7 @@ func TestStartsWithAWrongConfiguration(t *testing.T) {
 	write(t, file, header()+"mode: Sometimes\n")
 	agent = s.start("--config", file)
 	s.register(agent)
-	agent.answers(s, "/readyz", http.StatusServiceUnavailable, "the configuration is invalid: config "+file)
+	agent.answers(s, "/readyz", http.StatusServiceUnavailable, "InvalidConfiguration the configuration is invalid: config "+file)
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
 	agent.answers(s, "/metrics", http.StatusOK, "chandler_config_last_reload_successful 0")
 	write(t, file, header()+"mode: Auto\n")

@@ -38,7 +38,7 @@ func checkAgentRuns(f *Facts, say *report.List) {
 	switch {
 	case !answered && f.Agent.Local:
 		say.AddFault("CH0701", name+" does not respond", asSentence(f.Agent.Ready.unknownReason())+" The kubelet restarts the agent if this continues.", logs)
-	case answered && ready != "" && !notReadyForConfig(ready):
+	case answered && ready != "" && f.Agent.Unready != UnreadyConfig: // checkConfig reports the configuration
 		say.AddFault("CH0701", name+" is not ready", asSentence(ready), logs)
 	case lives && live != "":
 		say.AddFault("CH0701", name+" does not respond to the kubelet", asSentence(live)+" The kubelet restarts the agent.", logs)
@@ -115,12 +115,6 @@ func checkInstallations(f *Facts, say *report.List) {
 	}
 }
 
-// notReadyForConfig reports whether the configuration alone makes an agent unready. An invalid
-// configuration has a code of its own.
-func notReadyForConfig(why string) bool {
-	return strings.HasPrefix(why, "the configuration is invalid")
-}
-
 func podReady(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {
@@ -167,19 +161,15 @@ func (f *Facts) reportRestarts(say *report.List, pod *corev1.Pod) {
 
 func checkConfig(f *Facts, say *report.List) {
 	why, known := f.Agent.Config.get()
-	ready, _ := f.Agent.Ready.get()
-	if known && why == "" && notReadyForConfig(ready) {
-		why = ready
+	if f.Agent.Unready == UnreadyConfig && why == "" {
+		why, known = f.Agent.Ready.Value, true
 	}
 	fixes := append([]string{"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | kubectl chandler validate -"},
 		codes.ConfigFixes("correct the error")...)
 	switch {
-	case !known && !notReadyForConfig(ready):
+	case !known:
 		say.AddSkipped("the configuration: %s", f.Agent.Config.unknownReason())
-	case why != "" || !known:
-		if why == "" {
-			why = ready
-		}
+	case why != "":
 		say.AddFault("CH0703", "the configuration is invalid", asSentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", fixes...)
 	case f.Agent.Refused:
 		say.AddFault("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", fixes...)

@@ -438,6 +438,25 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
+// The reason of an agent that is not ready selects the finding. Without a reason, the agent's text is
+// reported, whatever the text is.
+func TestUnreadyReasons(t *testing.T) {
+	for reason, want := range map[UnreadyReason][]string{
+		UnreadyConfig:       {"CH0703"},
+		UnreadyRegistration: {"CH0103", "CH0701"},
+		"":                  {"CH0701"},
+	} {
+		f := healthy()
+		f.Agent.Pod, f.Agent.Ready, f.Agent.Unready = KnownAnswer[*corev1.Pod](nil), KnownAnswer("it cannot be ready"), reason
+		if found := JudgeFacts(f).Codes(); !slices.Equal(found, want) {
+			t.Errorf("%q: found %v, want %v", reason, found, want)
+		}
+		if got := printed(t, f, terminal.Plain, true); strings.Count(got, "It cannot be ready.") != len(want) {
+			t.Errorf("%q: printed\n%s", reason, got)
+		}
+	}
+}
+
 // An agent that cannot take over is reported after a while, although another agent is ready.
 func TestAgentBeside(t *testing.T) {
 	f := healthy()

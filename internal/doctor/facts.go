@@ -241,6 +241,19 @@ type ClusterFacts struct {
 // version follows.
 const ServerName = "chandler/"
 
+// UnreadyHeader is the header with the UnreadyReason in the response of an agent that is not ready.
+const UnreadyHeader = "Chandler-Unready"
+
+// UnreadyReason is the reason why an agent is not ready, "" for a reason without a finding of its
+// own. Agents of older versions send none: doctor then prints their response with CH0701.
+type UnreadyReason string
+
+// The reasons with findings of their own.
+const (
+	UnreadyConfig       UnreadyReason = "InvalidConfiguration" // CH0703
+	UnreadyRegistration UnreadyReason = "NotRegistered"        // CH0103
+)
+
 // AgentFacts are facts from the agent and its records.
 type AgentFacts struct {
 	Pod         Answer[*corev1.Pod] // nil if the node has no agent pod
@@ -253,6 +266,7 @@ type AgentFacts struct {
 
 	Removed      []string       // directories that were removed from the node while the agent has them mounted
 	Ready        Answer[string] // "" if the agent is ready, otherwise its response
+	Unready      UnreadyReason  // "" if the agent is ready
 	Local        bool           // the agent was probed on the local host, without a network between
 	Live         Answer[string] // "" if the agent is live, otherwise its response
 	Version      string         // the version of the agent's process, "" if unknown

@@ -79,14 +79,13 @@ func checkRegistered(f *Facts, say *report.List) {
 		say.AddSkipped("whether chandler.dev is registered: %s", f.Kubelet.Registration.unknownReason())
 		return
 	}
-	ready, asked := f.Agent.Ready.get()
-	refused := asked && strings.Contains(ready, "registration of the DRA driver")
+	refused := f.Agent.Unready == UnreadyRegistration
 	running, _ := f.Agent.Running.get()
 	switch {
 	case there && !refused:
 		say.AddOK("the socket of chandler.dev is in the kubelet's directory for drivers")
 	case there:
-		say.AddFault("CH0103", "the kubelet has not registered chandler.dev", asSentence(ready)+" The kubelet scans its plugins_registry directory at its start and when a socket appears there.",
+		say.AddFault("CH0103", "the kubelet has not registered chandler.dev", asSentence(f.Agent.Ready.Value)+" The kubelet scans its plugins_registry directory at its start and when a socket appears there.",
 			"sudo systemctl restart kubelet", "sudo journalctl -u kubelet | grep -i chandler.dev")
 	case running:
 		say.AddFault("CH0103", "the kubelet has not registered chandler.dev", "The agent runs, but its socket is not in "+f.Kubelet.Root+"/plugins_registry. The agent may be starting, or may have another --kubelet-root.",

@@ -29,7 +29,8 @@ func (a *agent) handler() http.Handler {
 }
 
 // healthMux serves the result of live at /healthz and the result of ready at /readyz. Each response
-// has the agent's version in its Server header.
+// has the agent's version in its Server header. The response of an agent that is not ready has the
+// reason in a header.
 func healthMux(version string, live, ready func(context.Context) error) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", serveCheck("alive", version, live))
@@ -46,6 +47,9 @@ func serveCheck(what, version string, check func(context.Context) error) http.Ha
 		status, text := http.StatusOK, "ok"
 		if err := check(r.Context()); err != nil {
 			status, text = http.StatusServiceUnavailable, err.Error()
+			if unready, is := errors.AsType[unreadyError](err); is {
+				w.Header().Set(doctor.UnreadyHeader, string(unready.reason))
+			}
 		}
 		mu.Lock()
 		if text != last && r.Context().Err() == nil {
@@ -73,12 +77,18 @@ func (a *agent) checkLive(ctx context.Context) error {
 // started with an invalid configuration is not ready, so that a rolling upgrade stops there.
 func (a *agent) checkReady(context.Context) error {
 	if err := a.settings.stillWrong(); err != nil {
-		return fmt.Errorf("the configuration is invalid: %w", err)
+		return unreadyError{fmt.Errorf("the configuration is invalid: %w", err), doctor.UnreadyConfig}
 	}
 	if !a.withoutDRA.Load() && a.driver.Registration() == driver.Unanswered {
-		return errors.New("the kubelet has not answered the registration of the DRA driver yet")
+		return unreadyError{errors.New("the kubelet has not answered the registration of the DRA driver yet"), doctor.UnreadyRegistration}
 	}
 	return a.watch.checkRead(time.Now())
+}
+
+// unreadyError is the error of an agent that is not ready, with a reason that doctor recognizes.
+type unreadyError struct {
+	error
+	reason doctor.UnreadyReason
 }
 
 // state returns the state of the agent for its metrics.

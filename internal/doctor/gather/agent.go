@@ -145,12 +145,15 @@ func gatherAgent(ctx context.Context, o Options, processes []process, f *doctor.
 	a.Local = strings.HasPrefix(address, "127.0.0.1:") || strings.HasPrefix(address, "localhost:")
 	var all sync.WaitGroup
 	all.Go(func() {
-		said, _, err := probeHealth(ctx, address, "/readyz")
-		a.Ready = doctor.AnswerOf(said, err)
+		said, header, err := probeHealth(ctx, address, "/readyz")
+		a.Ready, a.Unready = doctor.AnswerOf(said, err), doctor.UnreadyReason(header.Get(doctor.UnreadyHeader))
 	})
 	all.Go(func() {
-		said, version, err := probeHealth(ctx, address, "/healthz")
-		a.Live, a.Version = doctor.AnswerOf(said, err), version
+		said, header, err := probeHealth(ctx, address, "/healthz")
+		a.Live = doctor.AnswerOf(said, err)
+		if version, named := strings.CutPrefix(header.Get("Server"), doctor.ServerName); named { // older agents do not send a version
+			a.Version = version
+		}
 	})
 	all.Go(func() {
 		said, err := metricsOf(ctx, address)
@@ -216,20 +219,16 @@ func addressOf(o Options, found []process, f *doctor.Facts) string {
 }
 
 // probeHealth requests a health check. It returns "" for a healthy agent and the response body
-// otherwise, and the agent's version.
-func probeHealth(ctx context.Context, address, path string) (said, version string, err error) {
+// otherwise, and the header of the response.
+func probeHealth(ctx context.Context, address, path string) (said string, header http.Header, err error) {
 	status, header, body, err := get(ctx, address, path)
 	if err != nil {
-		return "", "", err
-	}
-	version, named := strings.CutPrefix(header.Get("Server"), doctor.ServerName)
-	if !named {
-		version = "" // older agents do not send a version
+		return "", nil, err
 	}
 	if status == http.StatusOK {
-		return "", version, nil
+		return "", header, nil
 	}
-	return strings.TrimSpace(string(body)), version, nil
+	return strings.TrimSpace(string(body)), header, nil
 }
 
 // probePatience is how long an agent may take to answer a probe. The agent's own check of its

@@ -403,6 +403,7 @@ func TestAgentAnswers(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/readyz":
+			w.Header().Set(doctor.UnreadyHeader, string(doctor.UnreadyConfig))
 			w.WriteHeader(http.StatusServiceUnavailable)
 			fmt.Fprintln(w, wrong)
 		case "/metrics":
