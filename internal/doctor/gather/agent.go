@@ -310,7 +310,7 @@ func readRecords(o Options) (r doctor.Records, err error) {
 	addSetAside(o.StateDir, "claims", &r)
 	addSetAside(o.StateDir, "grants", &r)
 	for _, err := range split(err) {
-		if !strings.Contains(err.Error(), ".bad") {
+		if record, is := errors.AsType[*allocation.RecordError](err); !is || !isBad(record.File) {
 			r.Unread = append(r.Unread, err.Error())
 		}
 	}
@@ -332,14 +332,17 @@ func split(err error) []error {
 	return []error{err}
 }
 
+// isBad reports whether an agent has set aside the file of a claim that it could not read.
+func isBad(name string) bool {
+	return strings.HasPrefix(filepath.Ext(name), allocation.BadExtension)
+}
+
 // addSetAside adds to r the files in a directory that an agent has set aside.
 func addSetAside(stateDir, dir string, r *doctor.Records) {
 	entries, _ := os.ReadDir(filepath.Join(stateDir, dir))
 	for _, entry := range entries {
 		name := entry.Name()
-		extension := filepath.Ext(name)
-		bad := strings.HasPrefix(extension, ".bad") && dir == "claims"
-		if bad || extension == ".unreadable" {
+		if isBad(name) && dir == allocation.ClaimsDir || filepath.Ext(name) == ".unreadable" {
 			r.SetAside = append(r.SetAside, filepath.Join(stateDir, dir, name))
 		}
 	}

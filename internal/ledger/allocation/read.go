@@ -78,6 +78,18 @@ func ReadSince(host fs.FS, dir string, uid types.UID) time.Time {
 	return info.ModTime()
 }
 
+// RecordError is the error of a claim record that cannot be read.
+type RecordError struct {
+	File string // without the directory
+	Err  error
+}
+
+// Error implements error.
+func (e *RecordError) Error() string { return fmt.Sprintf("read claim record %s: %s", e.File, e.Err) }
+
+// Unwrap returns the cause.
+func (e *RecordError) Unwrap() error { return e.Err }
+
 func readClaims(host fs.FS, dir, boot string) (claims []*Claim, err error) {
 	entries, err := fs.ReadDir(host, dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -102,7 +114,7 @@ func readClaims(host fs.FS, dir, boot string) (claims []*Claim, err error) {
 			err = json.Unmarshal(body, c)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("read claim record %s: %w", name, err))
+			errs = append(errs, &RecordError{File: name, Err: err})
 			continue
 		}
 		if boot == "" || c.Boot == boot {
