@@ -255,9 +255,9 @@ func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State
 	return Free
 }
 
-// Counts returns how many devices are allocated and how many are not, free or unavailable: 0 or 1,
-// or the shares of a device with shares.
-func (d *Device) Counts() (allocated, rest int64) {
+// CountAllocated returns how many devices are allocated and how many are not, free or unavailable:
+// 0 or 1, or the shares of a device with shares.
+func (d *Device) CountAllocated() (allocated, rest int64) {
 	rest = 1
 	if d.Shares > 0 {
 		allocated, rest = d.AllocatedShares, max(0, d.Shares-d.AllocatedShares)

@@ -79,7 +79,7 @@ type counts struct {
 }
 
 func (c *counts) add(d *fleet.Device) {
-	allocated, rest := d.Counts()
+	allocated, rest := d.CountAllocated()
 	c.Held += allocated
 	c.All += allocated + rest
 	switch d.State {

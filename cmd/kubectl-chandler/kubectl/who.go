@@ -430,7 +430,7 @@ func (w *whoView) freeText() string {
 	}
 	for i := range w.Devices {
 		if w.Devices[i].State == fleet.Free {
-			_, free := w.Devices[i].Counts()
+			_, free := w.Devices[i].CountAllocated()
 			add(w.Devices[i].Kind, free)
 		}
 	}
