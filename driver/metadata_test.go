@@ -201,6 +201,29 @@ func decodeMetadata(t *testing.T, data []byte, request string) []metadataapi.Dev
 	return decoded.Requests[0].Devices
 }
 
+// Each device that is chosen for an allocation by a common name has its own attributes, by which
+// containers distinguish them.
+func TestMetadataOfChosenDevices(t *testing.T) {
+	b, c := newBench(t), severalChannels("c", 2)
+	_, conn, stop := b.serve(fake.NewClientset(c))
+	defer stop()
+	b.offers(channels(3)...)
+	ids := prepareCall(t, conn, c)
+	if len(ids) != 2 || len(ids[0]) != 2 {
+		t.Fatalf("the CDI devices are %q", ids)
+	}
+	_, data := b.mounted(ids[0][1])
+	devices := decodeMetadata(t, data, "r")
+	if len(devices) != 2 {
+		t.Fatalf("devices: %+v", devices)
+	}
+	for i, device := range devices {
+		if number := device.Attributes["channel"].IntValue; device.Name != commonName || number == nil || *number != int64(i) {
+			t.Errorf("device %d has the name %s and the attributes %v", i, device.Name, device.Attributes)
+		}
+	}
+}
+
 // Two claims of one name have separate files, which are removed with their claims.
 func TestMetadataOfClaimsWithOneName(t *testing.T) {
 	first, second := claim("c", "a"), claim("c", "b")
