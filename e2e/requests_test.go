@@ -57,7 +57,7 @@ func TestRequests(t *testing.T) {
 	}{
 		{"start with 8 GPUs alone", true, func() { startAfresh(t) }},
 		{"start", true, func() { startAfresh(t) }},
-		{"30 seconds at rest", false, func() { time.Sleep(30 * time.Second) }},
+		{"30 seconds at rest", false, func() { slowLinks(t); time.Sleep(30 * time.Second) }},
 		{"a claim", false, func() { apply(t, holder); running(t, "counted"); ready(t, "counted", device, metav1.ConditionTrue) }},
 		{"its device fails", false, func() {
 			rename(t, renderNode, renderNode+".aside")
@@ -313,6 +313,25 @@ func restartAPIServer(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(node.KillAPIServer(), node.StartAPIServer(within(t))); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// slowLinks reduces the speed of all PCIe links until the test ends, as idle devices do.
+func slowLinks(t *testing.T) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(node.NodePath(chandler.HostDir), "sys/bus/pci/devices/*/current_link_speed"))
+	if err != nil || len(files) < allGPUs {
+		t.Fatalf("%d links, %v", len(files), err)
+	}
+	for _, file := range files {
+		before, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.WriteFile(file, before, 0o444) })
+		if err := os.WriteFile(file, []byte("2.5 GT/s PCIe\n"), 0o444); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
