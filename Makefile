@@ -251,7 +251,7 @@ fuzz: ## every fuzz target for ten seconds
 captures: ## compare what discovery finds with what is known of captured hosts, in CAPTURES
 	CHANDLER_CAPTURES=$(abspath $(CAPTURES)) $(GO) test -run TestCaptures -v ./discovery/families
 
-bench: ## benchmarks of the product, then of it on a real Kubernetes beside another driver; needs root and about 25 minutes
+bench: ## benchmarks of the product, then of it on a real Kubernetes beside another driver; needs root and about 30 minutes
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	cd e2e && $(GO) run ./cmd/bench
 

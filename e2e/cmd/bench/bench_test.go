@@ -15,11 +15,11 @@ import (
 )
 
 // TestRecordedHost checks that the families describe each GPU of the made-up server as a whole and
-// healthy device. The device must have the name that the claims use, and the render node whose
+// healthy device, and all virtual functions as interchangeable. The device must have the name that the claims use, and the render node whose
 // removal makes the device unhealthy.
 func TestRecordedHost(t *testing.T) {
-	const n = gpusPerDomain + 2
-	host, err := recordedHost(n)
+	const n, functions = gpusPerDomain + 2, 18
+	host, err := recordedHost(n, functions)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,13 +28,18 @@ func TestRecordedHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	snapshot := scan.ReadHost(discoverytest.ReadHost(t, file), families.All)
-	if len(snapshot.Devices) != n || len(snapshot.Problems) > 0 {
+	if len(snapshot.Devices) != n+functions || len(snapshot.Problems) > 0 {
 		t.Fatalf("%d devices, problems %v", len(snapshot.Devices), snapshot.Problems)
 	}
 	for i := range n {
 		d, found := snapshot.Lookup(newGPU(i).device())
 		if !found || d.Health.Status != discovery.Healthy || d.PartOf != nil || len(d.Edits.DeviceNodes) != 3 || d.Edits.DeviceNodes[2].Path != newGPU(i).renderNode() {
 			t.Errorf("GPU %d: %+v", i, d)
+		}
+	}
+	for i := range snapshot.Devices {
+		if d := &snapshot.Devices[i]; d.Attributes.String("kind") != "gpu" && d.Interchangeable != joinedFunctions {
+			t.Errorf("the virtual function %+v", d)
 		}
 	}
 }

@@ -23,7 +23,7 @@ type pair [2]*agent
 
 // measureCalls compares the time from the first call of a load until all its calls are answered.
 func (b *bench) measureCalls(ctx context.Context) error {
-	if err := b.simulate(comparedDevices); err != nil {
+	if err := b.simulate(comparedDevices, 0); err != nil {
 		return err
 	}
 	bare := b.chandlerAgent("Chandler, no metadata", comparedDevices, append(liftedLimit, withoutMetadata)...)

@@ -25,7 +25,7 @@ func (b *bench) measureEarlier(ctx context.Context) error {
 	earlier := b.chandlerAgent("agent of "+chandler.Earlier, comparedDevices, append(liftedLimit, withoutMetadata)...)
 	earlier.program = program
 	present := b.chandlerAgent("present agent", comparedDevices, append(liftedLimit, withoutMetadata)...)
-	if err := b.simulate(comparedDevices); err != nil {
+	if err := b.simulate(comparedDevices, 0); err != nil {
 		return err
 	}
 	agents, l := []*agent{earlier, present}, comparedLoads[0]

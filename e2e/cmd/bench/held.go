@@ -30,7 +30,7 @@ var heldLoads = []*load{
 // device to one claim only, so each claim needs a device of its own.
 func (b *bench) measureHeld(ctx context.Context) error {
 	devices := heldClaims + atOnceClaims
-	if err := b.simulate(devices); err != nil {
+	if err := b.simulate(devices, 0); err != nil {
 		return err
 	}
 	agents := []*agent{

@@ -18,6 +18,32 @@ import (
 //go:embed gpu.host.tmpl
 var gpuTemplate string
 
+// functionTemplate is the kernel's description of one virtual function of an E810, as in the recorded
+// server with four of them.
+//
+//go:embed function.host.tmpl
+var functionTemplate string
+
+// adapter is the kernel's description of the physical function of the virtual functions.
+const adapter = `-- sys/bus/pci/devices/ffff:01:00.0 -> ../../../devices/pciffff:00/ffff:01:00.0 --
+-- sys/devices/pciffff:00/ffff:01:00.0/vendor --
+0x8086
+-- sys/devices/pciffff:00/ffff:01:00.0/device --
+0x1593
+-- sys/devices/pciffff:00/ffff:01:00.0/class --
+0x020000
+-- sys/devices/pciffff:00/ffff:01:00.0/driver -> ../../../bus/pci/drivers/ice --
+-- sys/devices/pciffff:00/ffff:01:00.0/numa_node --
+0
+-- sys/class/net/ens1f0np0 -> ../../devices/pciffff:00/ffff:01:00.0/net/ens1f0np0 --
+-- sys/devices/pciffff:00/ffff:01:00.0/net/ens1f0np0/type --
+1
+-- sys/devices/pciffff:00/ffff:01:00.0/net/ens1f0np0/carrier --
+1
+-- proc/1/net/route --
+Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
+`
+
 // hostHead is the part of a recorded server that is independent of the number of GPUs.
 const hostHead = `A server with as many GPUs as a benchmark wants.
 
@@ -61,16 +87,36 @@ func (g gpu) device() string {
 // renderNode returns the path of the GPU's device node. Without the node, the GPU is unhealthy.
 func (g gpu) renderNode() string { return fmt.Sprintf("/dev/dri/renderD%d", g.Render) }
 
-// recordedHost returns a recorded host with n GPUs.
-func recordedHost(n int) (string, error) {
+// A function holds the values that differ between virtual functions.
+type function struct{ Number int } // from 0
+
+// Address returns the PCI address of the function.
+func (f function) Address() string {
+	return fmt.Sprintf("ffff:01:%02x.%d", 1+f.Number/8, f.Number%8)
+}
+
+// recordedHost returns a recorded host with GPUs, and with an adapter if it has virtual functions.
+func recordedHost(gpus, functions int) (string, error) {
 	tmpl, err := template.New("gpu").Parse(gpuTemplate)
 	if err != nil {
 		return "", err
 	}
+	if _, err := tmpl.New("function").Parse(functionTemplate); err != nil {
+		return "", err
+	}
 	var host strings.Builder
 	host.WriteString(hostHead)
-	for i := range n {
+	for i := range gpus {
 		if err := tmpl.Execute(&host, newGPU(i)); err != nil {
+			return "", err
+		}
+	}
+	if functions > 0 {
+		host.WriteString(adapter)
+		fmt.Fprintf(&host, "-- sys/devices/pciffff:00/ffff:01:00.0/sriov_numvfs --\n%d\n", functions)
+	}
+	for i := range functions {
+		if err := tmpl.ExecuteTemplate(&host, "function", function{i}); err != nil {
 			return "", err
 		}
 	}
@@ -78,9 +124,10 @@ func recordedHost(n int) (string, error) {
 	return host.String(), nil
 }
 
-// simulate replaces the simulated host on the node by a host that has n GPUs and no other devices.
-func (b *bench) simulate(n int) error {
-	host, err := recordedHost(n)
+// simulate replaces the simulated host on the node by a host that has GPUs, virtual functions, and no
+// other devices.
+func (b *bench) simulate(gpus, functions int) error {
+	host, err := recordedHost(gpus, functions)
 	if err != nil {
 		return err
 	}
@@ -96,7 +143,7 @@ func (b *bench) simulate(n int) error {
 		return err
 	}
 	if out, err := exec.Command(b.project.Agent, "simulate", "--device-nodes", dir, file).CombinedOutput(); err != nil {
-		return fmt.Errorf("simulate a host with %d GPUs: %w\n%s", n, err, out)
+		return fmt.Errorf("simulate a host with %d GPUs and %d virtual functions: %w\n%s", gpus, functions, err, out)
 	}
 	return nil
 }

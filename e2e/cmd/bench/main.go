@@ -63,6 +63,7 @@ type section struct {
 // sections lists the sections in the order of measurement.
 var sections = []section{
 	{"memory", (*bench).measureMemory},
+	{"server", (*bench).measureServer},
 	{"calls", (*bench).measureCalls},
 	{"held", (*bench).measureHeld},
 	{"earlier", (*bench).measureEarlier},

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"chandler.dev/api/v1alpha1"
 	"chandler.dev/e2e/cluster"
 )
 
@@ -20,7 +22,7 @@ const settled = 5 * time.Second
 
 // measureMemory measures the resident memory after devices are published, and after 100 claims.
 func (b *bench) measureMemory(ctx context.Context) error {
-	if err := b.simulate(comparedDevices); err != nil {
+	if err := b.simulate(comparedDevices, 0); err != nil {
 		return err
 	}
 	agents := []*agent{b.chandlerAgent("Chandler", comparedDevices), b.exampleAgent("example driver", comparedDevices, liftedLimit...)}
@@ -44,6 +46,60 @@ func (b *bench) measureMemory(ctx context.Context) error {
 	}
 	b.table(fmt.Sprintf("Resident memory with %d devices, in MB, lowest to highest (of it without pages of files):", comparedDevices), []string{"", "published", "after 100 claims"}, rows)
 	return b.done(ctx, agents, claims)
+}
+
+// A server with serverGPUs GPUs and serverFunctions virtual functions, in a cluster with foreignClaims
+// claims that are not of its pods.
+const (
+	serverGPUs      = 8
+	serverFunctions = 128
+	foreignClaims   = 2000
+
+	joinedFunctions = "pci-ffff-01-00-0-vfs-iavf" // the one device of all virtual functions
+)
+
+// measureServer measures the resident memory on a server with GPUs and virtual functions: with the
+// functions as one device, beside many claims, and with a device for each function.
+func (b *bench) measureServer(ctx context.Context) error {
+	if err := b.simulate(serverGPUs, serverFunctions); err != nil {
+		return err
+	}
+	const apart = "/var/lib/apart.yaml"
+	config := "apiVersion: " + v1alpha1.APIVersion + "\nkind: DriverConfig\nattributes: [vfIndex]\n"
+	if err := os.WriteFile(b.cluster.NodePath(apart), []byte(config), 0o644); err != nil {
+		return err
+	}
+	joined := b.chandlerAgent("as one device", serverGPUs+1)
+	crowded := b.chandlerAgent(fmt.Sprintf("as one device, beside %d claims", foreignClaims), serverGPUs+1)
+	each := b.chandlerAgent("as a device for each", serverGPUs+serverFunctions, "--config="+apart)
+	var rows [][]string
+	var foreign []*drapb.Claim
+	for _, a := range []*agent{joined, crowded, each} {
+		if a == crowded {
+			var err error
+			if foreign, err = b.newClaims(ctx, a, "foreign", 0, foreignClaims, 1); err != nil {
+				return err
+			}
+		}
+		claims, err := b.newClaims(ctx, a, "server", 0, serverGPUs, 1)
+		if err != nil {
+			return err
+		}
+		var published, used []cluster.Usage
+		for range b.rounds {
+			before, after, err := b.memoryOf(ctx, a, claims)
+			if err != nil {
+				return err
+			}
+			published, used = append(published, before), append(used, after)
+		}
+		rows = append(rows, []string{a.name, megabytes(published), megabytes(used)})
+		if err := b.deleteClaims(ctx, claims); err != nil {
+			return err
+		}
+	}
+	b.table(fmt.Sprintf("Resident memory with %d GPUs and %d virtual functions, in MB, lowest to highest (of it without pages of files):", serverGPUs, serverFunctions), []string{"virtual functions", "published", "after 100 claims"}, rows)
+	return b.deleteClaims(ctx, foreign)
 }
 
 // memoryOf starts an agent and returns its resident memory after the start and after 100 claims.

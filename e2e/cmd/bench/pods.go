@@ -24,7 +24,7 @@ const podsLabel = "bench.chandler.dev/pod"
 // measurePods measures the time until all pods that are created at once run, without claims and
 // with one claim each.
 func (b *bench) measurePods(ctx context.Context) error {
-	if err := b.simulate(comparedDevices); err != nil {
+	if err := b.simulate(comparedDevices, 0); err != nil {
 		return err
 	}
 	agents := []*agent{

@@ -29,7 +29,7 @@ sharing:
 
 // measureRest measures the processor time of an idle agent.
 func (b *bench) measureRest(ctx context.Context) error {
-	if err := b.simulate(comparedDevices); err != nil {
+	if err := b.simulate(comparedDevices, 0); err != nil {
 		return err
 	}
 	const config = "/var/lib/shared.yaml"

@@ -26,7 +26,7 @@ const scanInterval = 100 * time.Millisecond
 // measureSlices measures the time until slices are in the API server, from the start of the agent
 // and from a change of the host.
 func (b *bench) measureSlices(ctx context.Context) error {
-	if err := b.simulate(manyDevices); err != nil {
+	if err := b.simulate(manyDevices, 0); err != nil {
 		return err
 	}
 	a := b.chandlerAgent("Chandler", manyDevices, "--rescan-interval="+scanInterval.String())
