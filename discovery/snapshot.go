@@ -36,7 +36,17 @@ func SameSnapshots(a, b *Snapshot) bool {
 type Problem struct {
 	Device string // the name of the device, or of the object that was read
 	Err    error
+
+	// Setting is the part of the configuration that cannot be applied to the device. The device
+	// itself could be read. Setting is "" for all other problems.
+	Setting string
 }
+
+// The settings of problems.
+const (
+	SettingPassthrough = "passthrough"
+	SettingPartitions  = "onDemand.partitions"
+)
 
 // The errors in problems of reads that do not return in time.
 var (
@@ -108,12 +118,13 @@ func (s *Snapshot) MarshalJSON() ([]byte, error) {
 	}{append([]Device{}, s.Devices...), append([]Problem{}, s.Problems...)})
 }
 
-// MarshalJSON writes {"device":…,"error":…}.
+// MarshalJSON writes {"device":…,"setting":…,"error":…}. An empty setting is left out.
 func (p Problem) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
-		Device string `json:"device"`
-		Error  string `json:"error"`
-	}{p.Device, p.Text()})
+		Device  string `json:"device"`
+		Setting string `json:"setting,omitempty"`
+		Error   string `json:"error"`
+	}{p.Device, p.Setting, p.Text()})
 }
 
 // relativePath matches a path of the host without its leading slash. Errors of an [fs.FS] have such
@@ -133,7 +144,7 @@ func Problems(device string, err error) []Problem {
 	if err == nil {
 		return nil
 	}
-	return []Problem{{device, err}}
+	return []Problem{{Device: device, Err: err}}
 }
 
 // Error returns the problem as text.

@@ -195,15 +195,11 @@ func printProblems(errOut io.Writer, problems []inventory.Problem, shown func(de
 			if slices.Contains(printed, cause) || slices.ContainsFunc(slices.Concat(printed, causes[p.Device]), longer) {
 				continue
 			}
-			device := p.Device
-			if name, rest, named := strings.Cut(strings.TrimPrefix(cause, "device "), ": "); named && strings.HasPrefix(cause, "device ") {
-				device, cause = name, rest // the problem is that of a setting, such as passthrough
-			}
 			if devices[cause] == nil {
 				order = append(order, cause)
 			}
-			if !slices.Contains(devices[cause], device) {
-				devices[cause] = append(devices[cause], device)
+			if !slices.Contains(devices[cause], p.Device) {
+				devices[cause] = append(devices[cause], p.Device)
 			}
 		}
 	}

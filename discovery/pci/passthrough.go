@@ -37,7 +37,7 @@ func SetPassthrough(host *discovery.Host, devices []discovery.Device) (problems 
 		}
 		driver, err := PassthroughDriver(host, *d)
 		if err != nil {
-			problems = append(problems, discovery.Problem{Device: "passthrough", Err: fmt.Errorf("device %s: %w", d.Name, err)})
+			problems = append(problems, discovery.Problem{Device: d.Name, Setting: discovery.SettingPassthrough, Err: err})
 		}
 		if driver == "" {
 			continue

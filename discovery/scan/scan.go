@@ -98,7 +98,9 @@ func (l familyScan) leftoversAfter(f *discovery.Family, before []familyScan) fam
 		markTaken(taken, look.Devices)
 		markTaken(taken, look.hadDevices)
 		for _, problem := range look.Problems {
-			taken[problem.Device] = true
+			if problem.Setting == "" {
+				taken[problem.Device] = true
+			}
 		}
 		if look.isUnread || f.Unclaimed && look.claims {
 			for _, d := range look.matched {

@@ -55,7 +55,10 @@ func TestScanOrdersAndMarks(t *testing.T) {
 	f := scanFamily("one", misc, func(found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 		devices, _ := named(found)
 		slices.Reverse(devices)
-		return devices, []discovery.Problem{{Device: "b", Err: errors.New("one thing")}}
+		return devices, []discovery.Problem{
+			{Device: "b", Err: errors.New("one thing")},
+			{Device: "c", Setting: discovery.SettingPassthrough, Err: errors.New("does not apply")},
+		}
 	})
 	s := scan.ReadHost(miscHost("a", "b", "c"), []*discovery.Family{f})
 	var got []string
@@ -91,7 +94,7 @@ func TestScanLeftovers(t *testing.T) {
 	rest.Leftovers = true
 	one := scanFamily("one", misc, func(found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 		return []discovery.Device{{Name: "first", Source: found[0].Path, Includes: []string{found[1].Path}}},
-			[]discovery.Problem{{Device: "c", Err: errors.New("cannot be read")}}
+			[]discovery.Problem{{Device: "c", Err: errors.New("cannot be read")}, {Device: "e", Setting: discovery.SettingPassthrough, Err: errors.New("does not apply")}}
 	})
 	last := scanFamily("last", discovery.Match{Class: "misc", Name: "d"}, func(found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 		return []discovery.Device{{Name: "last", Source: found[0].Path}}, nil
@@ -104,8 +107,8 @@ func TestScanLeftovers(t *testing.T) {
 	if diff := cmp.Diff([]string{"rest e", "one first", "last last"}, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	if len(s.Problems) != 1 {
-		t.Errorf("problems %v; want that of c alone", s.Problems)
+	if len(s.Problems) != 2 {
+		t.Errorf("problems %v; want those of c and e alone", s.Problems)
 	}
 }
 

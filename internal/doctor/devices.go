@@ -466,6 +466,8 @@ func (f *Facts) reportProblem(say *report.List, p discovery.Problem, d *rules.Of
 		say.AddFault("CH0311", name+": the identity is not unique", asSentence(reason), look...)
 	case errors.Is(p.Err, pci.ErrVFIO) && !offered:
 		say.AddFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" Chandler does not offer it.", f.vfioFix(errors.Is(p.Err, pci.ErrNoIOMMUGroup), at)...)
+	case p.Setting != "":
+		say.AddFault("CH0309", p.Setting+" has no effect on "+name, asSentence(reason), look...)
 	case offered && !d.Health.IsUsable(): // checkHealth has reported that no new pod gets the device
 		say.AddFault("CH0309", name+" cannot be read completely", asSentence(reason), look...)
 	case offered:

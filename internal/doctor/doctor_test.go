@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -622,6 +623,17 @@ func TestVFIOIsReportedOnce(t *testing.T) {
 	snapshot.Problems[0].Err, snapshot.Devices[2].Health.Reason = pci.ErrNoIOMMUGroup, pci.ErrNoIOMMUGroup.Error()
 	if text := words(printed(t, f, terminal.Plain, true)); !strings.Contains(text, "the IOMMU is on, but not for this device") {
 		t.Errorf("without a group: printed\n%s", text)
+	}
+}
+
+// A problem with a setting is not reported as a fault of the device.
+func TestSettingWithoutEffect(t *testing.T) {
+	f := healthy()
+	snapshot, _ := f.Devices.Snapshot.get()
+	snapshot.Problems = append(snapshot.Problems, discovery.Problem{Device: snapshot.Devices[0].Name, Setting: discovery.SettingPartitions, Err: errors.New("no placements")})
+	got := words(printed(t, f, terminal.Plain, true))
+	if !strings.Contains(got, "onDemand.partitions has no effect on gpu 1a:00.0") || strings.Contains(got, "cannot be read") {
+		t.Errorf("printed\n%s", got)
 	}
 }
 

@@ -245,8 +245,9 @@ type Gone struct {
 
 // Problem is a read or parse error.
 type Problem struct {
-	Device string `json:"device"`
-	Error  string `json:"error"`
+	Device  string `json:"device"`
+	Setting string `json:"setting,omitempty"` // the part of the configuration that cannot be applied to the device
+	Error   string `json:"error"`
 }
 
 // Text returns the problem in words.

@@ -57,7 +57,7 @@ func Make(facts Facts) *Inventory {
 	inv.addGone(snapshot.Gone)
 	inv.setProblems()
 	for _, p := range snapshot.Problems {
-		inv.Problems = append(inv.Problems, Problem{p.Device, p.Text()})
+		inv.Problems = append(inv.Problems, Problem{p.Device, p.Setting, p.Text()})
 	}
 	return inv
 }

@@ -65,7 +65,7 @@ type parts struct {
 func (g *gpu) onDemand(all discovery.Device, now mode) (*parts, error) {
 	allowed, allowedErr := discovery.IsSelected(g.host.Partitionings, all)
 	if allowedErr != nil {
-		g.problems = append(g.problems, discovery.Problem{Device: "partitioning", Err: fmt.Errorf("device %s: %w", all.Name, allowedErr)})
+		g.problems = append(g.problems, discovery.Problem{Device: all.Name, Setting: discovery.SettingPartitions, Err: allowedErr})
 	}
 	var how map[string]string
 	made := false

@@ -174,7 +174,7 @@ func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU,
 		devices = []discovery.Device{gpu}
 	}
 	if allowedErr != nil {
-		problems = append(problems, discovery.Problem{Device: "partitioning", Err: fmt.Errorf("device %s: %w", gpu.Name, allowedErr)})
+		problems = append(problems, discovery.Problem{Device: gpu.Name, Setting: discovery.SettingPartitions, Err: allowedErr})
 	}
 	return devices, problems
 }

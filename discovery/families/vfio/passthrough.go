@@ -37,7 +37,7 @@ func describePassthrough(host *discovery.Host, functions []sysfs.Device) (device
 		d.Attributes.SetString("pciClass", id.Class)
 		driver, unsaid := pci.PassthroughDriver(host, d)
 		if unsaid != nil {
-			problems = append(problems, discovery.Problem{Device: "passthrough", Err: unsaid})
+			problems = append(problems, discovery.Problem{Device: d.Name, Setting: discovery.SettingPassthrough, Err: unsaid})
 		}
 		if driver == "" {
 			continue
