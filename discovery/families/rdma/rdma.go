@@ -241,10 +241,7 @@ var partitionKey = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
 // function uses.
 func (c *core) describeFunction(d *discovery.Device, host *discovery.Host, owner, function sysfs.Device) error {
 	f := network.Function{Device: owner, PCI: function, Interfaces: owner.Children("net"), Routes: c.routes, RoutesErr: c.routesErr}
-	physical := function
-	if parent, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(parent.Name()) {
-		physical = parent
-	}
+	physical := pci.PhysicalFunction(function)
 	if _, read := c.ports[physical.Path]; !read {
 		c.ports[physical.Path] = network.ReadPort(host, physical, physical.Children("net"))
 	}

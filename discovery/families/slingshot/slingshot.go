@@ -86,10 +86,7 @@ func describeFunction(host *discovery.Host, f network.Function) (discovery.Devic
 	d.Attributes.SetString("vendor", vendor)
 	d.Attributes.SetString("architecture", architectures[d.Attributes.String("pciDevice")])
 	errs = append(errs, setBoard(&d, f.PCI))
-	physical := f.PCI
-	if parent, ok := f.PCI.LinkTo("physfn"); ok && sysfs.IsPCIAddress(parent.Name()) {
-		physical = parent
-	}
+	physical := pci.PhysicalFunction(f.PCI)
 	f.Port = network.ReadPort(host, physical, physical.Children("net"))
 	errs = append(errs, f.DescribeFunction(&d, host))
 	d.PluginOffers = nil
