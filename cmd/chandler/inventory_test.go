@@ -9,6 +9,18 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
+// Each cause is printed once, with the names of the devices that have it.
+func TestPrintProblems(t *testing.T) {
+	var out strings.Builder
+	printProblems(&out, []inventory.Problem{
+		{Device: "a", Error: "device node /dev/a: attribute dev: empty\nno driver"},
+		{Device: "b", Setting: "passthrough", Error: "no driver"},
+	}, func(string) string { return "" })
+	if want := "problem: a: device node /dev/a: attribute dev: empty\nproblem: a, b: no driver\n"; out.String() != want {
+		t.Errorf("printed\n%s\nwant\n%s", &out, want)
+	}
+}
+
 // The inventory of a node is read from the files of its agent and its kubelet.
 func TestInventory(t *testing.T) {
 	dir := kubeletDir(t, map[string]string{
