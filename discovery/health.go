@@ -20,6 +20,10 @@ type Health struct {
 	// begun.
 	Fix string `json:"-"`
 
+	// OtherFunction is the address of the PCI function whose driver makes the device unusable, ""
+	// if the fault is in the device itself.
+	OtherFunction string `json:"-"`
+
 	// Setting is the change of the DriverConfig that makes the device usable, such as "set
 	// driverRoots.vpu to /var/tmp".
 	Setting string `json:"-"`

@@ -24,6 +24,7 @@ func VFIOHealth(host *discovery.Host, function sysfs.Device, nodes []*specs.Devi
 			Reason: fmt.Sprintf("IOMMU group %s also contains %s, which is bound to %s", group, member.Name(), member.Driver()),
 			Fix: fmt.Sprintf("ls /sys/kernel/iommu_groups/%s/devices   # if the host uses %s, do not unbind it, but move one of the two to another slot; otherwise, bind it to vfio-pci",
 				group, member.Name()),
+			OtherFunction: member.Name(),
 		}
 	}
 	if health.Status == discovery.Healthy {

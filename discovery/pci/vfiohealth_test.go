@@ -90,6 +90,9 @@ func TestVFIOHealth(t *testing.T) {
 			if usable := got.Status == discovery.Healthy; usable != (test.want == "") || !strings.Contains(got.Reason, test.want) {
 				t.Errorf("%+v; want %q", got, test.want)
 			}
+			if inUse := strings.Contains(got.Reason, "bound to"); inUse != (got.OtherFunction == "0000:00:02.1") {
+				t.Errorf("other function %q, and the reason: %s", got.OtherFunction, got.Reason)
+			}
 		})
 	}
 }

@@ -65,26 +65,23 @@ func checkIOMMU(f *Facts, say *report.List) {
 	}
 	before, shared := len(say.Findings), false
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
-		var theirs, others []string
+		var theirs, others, fix []string
 		for _, function := range groups[name] {
 			switch {
 			case isVFIO(function.Driver):
 				theirs = append(theirs, function.Address)
 			case function.Driver != "" && !function.isBridge():
-				others = append(others, function.Address+" ("+function.Driver+")")
+				at := function.Address
+				others = append(others, at+" ("+function.Driver+")")
+				fix = append(fix, fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/devices/%s/driver/unbind; echo %s > /sys/bus/pci/drivers_probe"`, at, at, at, at))
 			}
 		}
 		if len(theirs) == 0 || len(others) == 0 {
 			continue
 		}
-		if f.hasFixFor("/iommu_groups/" + name + "/") { // the finding of that device suffices
+		if slices.ContainsFunc(groups[name], f.blocksDevice) { // the finding of that device suffices
 			shared = true
 			continue
-		}
-		var fix []string
-		for _, function := range others {
-			at, _, _ := strings.Cut(function, " ")
-			fix = append(fix, fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/devices/%s/driver/unbind; echo %s > /sys/bus/pci/drivers_probe"`, at, at, at, at))
 		}
 		say.AddFault("CH0402", fmt.Sprintf("IOMMU group %s has both vfio functions and functions of the host", name),
 			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only if no function of it has a driver of the host.", report.JoinNames(theirs), report.JoinNames(others)), fix...)
@@ -128,7 +125,7 @@ func checkDrivers(f *Facts, say *report.List) {
 		if !accelerator || function.Virtual || function.Driver != "" || f.hasDevice(function.Address) {
 			continue
 		}
-		if f.hasFixFor(function.Address) { // the finding of that device suffices
+		if f.blocksDevice(function) { // the finding of that device suffices
 			lacksOther = true
 			continue
 		}
@@ -173,11 +170,11 @@ func (f *Facts) hasDevice(at string) bool {
 	return found != nil && slices.ContainsFunc(found.Devices, func(d discovery.Device) bool { return pciAddress(&d) == at })
 }
 
-// hasFixFor reports whether the fix of a device is a command for the address of a PCI function, such
-// as the other function of the same chip, or for another file of the host.
-func (f *Facts) hasFixFor(at string) bool {
+// blocksDevice reports whether the driver of a PCI function makes a device unusable that is on another
+// function, such as the other function of the same chip.
+func (f *Facts) blocksDevice(function Function) bool {
 	snapshot, known := f.Devices.Snapshot.get()
-	return known && slices.ContainsFunc(snapshot.Devices, func(d rules.Offered) bool { return strings.Contains(d.Health.Fix, at) })
+	return known && slices.ContainsFunc(snapshot.Devices, func(d rules.Offered) bool { return d.Health.OtherFunction == function.Address })
 }
 
 // checkNodes reports success if all device nodes exist. checkHealth reports missing nodes, and nodes

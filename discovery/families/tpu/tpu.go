@@ -130,7 +130,8 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 		other := otherFunction(first.Name())
 		d.Health = discovery.Health{
 			Status: discovery.Unhealthy, Reason: "one of the chip's two functions is not bound to vfio-pci",
-			Fix: fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/drivers_probe"`, other, other),
+			Fix:           fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/drivers_probe"`, other, other),
+			OtherFunction: other,
 		}
 	}
 	if len(d.Edits.DeviceNodes) > 0 {
