@@ -156,7 +156,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A link in the place of an attribute or of a directory is not followed.
+// A link in the place of an attribute or of a directory is not followed, and the refusal is logged.
 func TestLinks(t *testing.T) {
 	for name, plant := range map[string]func(t *testing.T, s *service){
 		"attribute": func(t *testing.T, s *service) { s.replace(t, passthroughtest.Source(disk)+"/reset", "/etc/passwd") },
@@ -187,6 +187,10 @@ func TestLinks(t *testing.T) {
 				if err := s.client().Write("test", key, w[0], w[1]); err == nil || len(s.ListWrites()) > 0 {
 					t.Errorf("%q to %s: %v, writes %q", w[1], w[0], err, s.ListWrites())
 				}
+				if !strings.Contains(s.log.String(), "refused: ") {
+					t.Errorf("%q to %s: no refusal is in the log %q", w[1], w[0], s.log.String())
+				}
+				s.log.Reset()
 			}
 		})
 	}
