@@ -259,10 +259,6 @@ var conditionTexts = map[discovery.Condition]string{
 func (f *Facts) reportUnhealthy(say *report.List, d *discovery.Device, health discovery.Health, others ...*discovery.Device) {
 	key := health.Key()
 	what, cause := conditionTexts[key], asSentence(health.Reason)
-	if link, found := strings.CutPrefix(health.Reason, "its link "); found && key == discovery.ConditionLinkDegraded {
-		what = "has a link that " + link
-		cause = "The link has fewer lanes or a lower speed than both of its ends support."
-	}
 	if health.Fix == discovery.AwaitReset {
 		what = "is being reset"
 	}
