@@ -79,7 +79,7 @@ func TestCallsSayWhatTheyWaitFor(t *testing.T) {
 					cancel()
 					start = time.Now()
 					if err := test.call(ctx, b); err == nil || time.Since(start) > 0 {
-						t.Errorf("a call that nobody waits for ends after %s: %v", time.Since(start), err)
+						t.Errorf("a call without a caller ends after %s: %v", time.Since(start), err)
 					}
 				}
 			})

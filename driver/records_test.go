@@ -133,7 +133,7 @@ func TestUnreadableRecordOfANumberedShare(t *testing.T) {
 	b.restart().offers(byNumber("a", 2))
 	mustRefuse(t, b, claim("whole", "a"), "in use by claim with UID uid-c")
 	if _, held := b.OwnerOf("a"); !held {
-		t.Error("the classic API is told that nobody has it")
+		t.Error("the device plugin API gets no owner")
 	}
 }
 

@@ -41,7 +41,7 @@ func TestSweep(t *testing.T) {
 	failure = errors.New("the API server is away")
 	suspects = sweep(suspects)
 	if !exists(b.recordFile(lost)) {
-		t.Fatal("let go though nobody could be asked")
+		t.Fatal("released without an answer of the kubelet or the API server")
 	}
 	failure = nil
 	abandoned = nil
@@ -54,7 +54,7 @@ func TestSweep(t *testing.T) {
 		t.Error("an abandoned claim is kept")
 	}
 	if !exists(b.recordFile(kept)) || !exists(b.specFile(kept)) {
-		t.Error("a claim that somebody has was let go")
+		t.Error("a claim with a consumer was released")
 	}
 	mustPrepare(t, b, claim("next", "b"))
 }

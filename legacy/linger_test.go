@@ -83,7 +83,7 @@ func TestLingerUntilTheNextListens(t *testing.T) {
 	answer := allocating(before)
 	select {
 	case err := <-answer:
-		t.Fatalf("nobody listens, and the call ended: %v", err)
+		t.Fatalf("the call ended without a listener: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
 	next := New(configFor(k))
@@ -102,7 +102,7 @@ func TestLingerInVain(t *testing.T) {
 	defer cancel()
 	socketsOf(p).Linger(ctx)
 	if err := <-answer; err == nil {
-		t.Error("a device was given out by nobody")
+		t.Error("a device was allocated without an agent")
 	}
 	if sockets := k.Sockets(); len(sockets) > 0 {
 		t.Errorf("sockets %q are left", sockets)

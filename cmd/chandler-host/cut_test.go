@@ -92,7 +92,7 @@ func TestCutAndRemove(t *testing.T) {
 		t.Errorf("there was no such instance, and that is an error: %v", err)
 	}
 	if _, err := do(m, options{remove: "3g.40gb@4", uuid: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e401"}); err == nil {
-		t.Error("somebody else's was removed")
+		t.Error("an instance of another program was removed")
 	}
 	if err := m.Run(made.UUID, true); err != nil {
 		t.Fatal(err)

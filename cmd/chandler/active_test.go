@@ -39,7 +39,7 @@ func TestActivate(t *testing.T) {
 		t.Error(err)
 	}
 	if isAwaited(dir) {
-		t.Error("somebody is said to wait still")
+		t.Error("a program is still reported as waiting")
 	}
 }
 

@@ -112,7 +112,7 @@ func TestPathsOfTheConfiguration(t *testing.T) {
 		t.Errorf("with a wrong configuration it recorded %q", host)
 	}
 	if without := mustRun(t, "record", "--host-root", root); strings.Contains(without, "ttyUSB") {
-		t.Error("recorded what nobody named")
+		t.Error("recorded a path that was not named")
 	}
 }
 

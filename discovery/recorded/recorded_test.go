@@ -101,7 +101,7 @@ func TestLayout(t *testing.T) {
 	}
 	for _, name := range []string{"dev/kvm", "dev/sda"} {
 		if info, err := os.Lstat(filepath.Join(dir, name)); err != nil || !info.Mode().IsRegular() || info.Size() > 0 {
-			t.Errorf("%s: %v, %v; want an empty file, since nobody asked for device nodes", name, info, err)
+			t.Errorf("%s: %v, %v; want an empty file, since device nodes were not requested", name, info, err)
 		}
 	}
 }

@@ -310,7 +310,7 @@ func TestRefusedSlicesAreAskedAbout(t *testing.T) {
 	overtaken := apierrors.NewConflict(schema.GroupResource{Resource: "resourceslices"}, "slice", nil)
 	b.HandleError(t.Context(), errors.Join(overtaken, kubeletplugin.ErrRecoverable), "publish")
 	if b.featuresDoubted.Swap(false) {
-		t.Error("the server is asked what it takes since somebody was quicker")
+		t.Error("the features of the server are detected again after a conflict")
 	}
 	// The same applies to a dropped field unknown to the library.
 	slice := func(d resourceapi.Device) *resourceapi.ResourceSlice {

@@ -282,7 +282,7 @@ func (p *provisioned) refused(t *testing.T) {
 	}
 	held.Signal(t, syscall.SIGUSR1)
 	if r := held.Wait(t); r.Code == 0 || !strings.Contains(r.Stderr, "device or resource busy (the function has virtual functions already") {
-		t.Errorf("somebody else made one: exit status %d\n%s", r.Code, r.Stderr)
+		t.Errorf("another program created one: exit status %d\n%s", r.Code, r.Stderr)
 	}
 	if got := p.ReadFile(t, dir+"/sriov_drivers_autoprobe"); got != "1\n" {
 		t.Errorf("sriov_drivers_autoprobe is %q", got)

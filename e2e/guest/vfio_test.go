@@ -101,7 +101,7 @@ func testVFIO(t *testing.T, kernel guest.Version) {
 				bind(t, g, virtual[1], "pci-stub")
 			}
 			if _, found := discover(t, g).find(virtual[1]); found {
-				t.Errorf("%s, which nobody can use, is offered", virtual[1])
+				t.Errorf("%s is offered, and is not usable", virtual[1])
 			}
 		}
 	})

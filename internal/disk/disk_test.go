@@ -128,7 +128,7 @@ func TestSweep(t *testing.T) {
 	}
 	for _, name := range gone {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
-			t.Errorf("somebody may be writing it: %v", err)
+			t.Errorf("a process may be writing it: %v", err)
 		}
 	}
 	if err := (disk.Files{}).SweepTemporary(dir, 0, "file.json.", "mode."); err != nil {

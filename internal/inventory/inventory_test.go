@@ -147,7 +147,7 @@ func TestPlaces(t *testing.T) {
 		t.Errorf("fabrics: %+v", inv.Tree.Fabrics)
 	}
 	if state := inv.Devices[0].State; state != inventory.Present {
-		t.Errorf("state where nobody was asked: %s", state)
+		t.Errorf("state without known consumers: %s", state)
 	}
 }
 

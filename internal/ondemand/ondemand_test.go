@@ -397,7 +397,7 @@ func TestCannotBeMade(t *testing.T) {
 				time.Sleep(failureMemory)
 				synctest.Wait()
 				if !again.Load() && name != "family is absent" {
-					t.Error("nobody is told that it is over")
+					t.Error("the end is not reported")
 				}
 				if d := m.DescribeDevices(k.scan()).Devices[1]; d.Health.Status != discovery.Healthy {
 					t.Errorf("later: health %+v", d.Health)

@@ -635,7 +635,7 @@ func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
 	}
 	for name, host := range map[string]func() *kernel{"a disk": disk(free, ""), "RDMA without an interface": hidden, "a node": nodes} {
 		if _, err := host().run(provision.Rule{Selects: id(nicID), Driver: "vfio-pci"}); err != nil {
-			t.Errorf("%s that nobody uses: %v", name, err)
+			t.Errorf("%s without a user: %v", name, err)
 		}
 	}
 }

@@ -159,7 +159,7 @@ func TestRefused(t *testing.T) {
 	h.Strict = true
 	h.OpenNode("47", "/dev/kfd")
 	if err := h.divides(t, "-cpx-0"); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("divided while somebody computes: %v", err)
+		t.Errorf("divided while a process computes: %v", err)
 	}
 }
 

@@ -155,7 +155,7 @@ func pack(t *testing.T, random *rand.Rand) (allocated int) {
 	h.Refuse = func(device, mode string) error {
 		for _, d := range held {
 			if d.PartOf.Name == device && modeIn(d.Name) != strings.ToLower(mode) {
-				t.Errorf("%s becomes %s, and somebody has %s", device, mode, d.Name)
+				t.Errorf("%s becomes %s while %s is allocated", device, mode, d.Name)
 			}
 		}
 		if refused = random.IntN(6) == 0; refused {

@@ -94,7 +94,7 @@ func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 	held := make(map[types.UID]string) // places of claims
 	gpu.Refuse = func(arg string) error {
 		if place := strings.TrimPrefix(arg, "--remove="); slices.Contains(slices.Collect(maps.Values(held)), place) && place != arg {
-			t.Errorf("%s is removed, and somebody has it", place)
+			t.Errorf("%s is removed while it is allocated", place)
 		}
 		return nil
 	}

@@ -112,7 +112,7 @@ func TestBlocked(t *testing.T) {
 			}
 			x.Remove(a)
 			if b := x.FindBlocked(Query{API: test.wantBy, Wanted: test.want, Stock: s}); b != nil || len(x.byTerm) > 0 {
-				t.Errorf("blocked by nobody: %v, %v", b, x.byTerm)
+				t.Errorf("blocked without an owner: %v, %v", b, x.byTerm)
 			}
 		})
 	}

@@ -50,7 +50,7 @@ func TestTerms(t *testing.T) {
 	away = true
 	learn("the API server is away", 1, grant("default/train main", begun))
 	if _, known := n.GracePeriod("default", "train"); known {
-		t.Error("known though nobody answered")
+		t.Error("known without an answer")
 	}
 	away = false
 	mine, gone := grant("default/train main", begun), grant("default/gone main", begun)
@@ -62,7 +62,7 @@ func TestTerms(t *testing.T) {
 		t.Errorf("termination %v, %t", d, known)
 	}
 	if _, known := n.GracePeriod("default", "gone"); known {
-		t.Error("what nobody said is known")
+		t.Error("known without an answer that contains it")
 	}
 	for _, ask := range []struct {
 		pod, resource string
