@@ -1,4 +1,4 @@
-// Package jsonerror describes decoding errors in terms of the file that a user wrote.
+// Package jsonerror describes errors in terms of the file that a user wrote.
 package jsonerror
 
 import (
@@ -29,8 +29,16 @@ func Describe(data []byte, err error) error {
 	if path == "" {
 		return errors.New(text)
 	}
-	return fmt.Errorf("%s: %s", path, text)
+	return FieldError{path, text}
 }
+
+// FieldError is an error of a field.
+type FieldError struct{ Path, Text string }
+
+func (e FieldError) Error() string { return e.Path + ": " + e.Text }
+
+// FieldPath returns the path. The errors of sigs.k8s.io/json have the same method.
+func (e FieldError) FieldPath() string { return e.Path }
 
 // index matches the index of a list in a path.
 var index = regexp.MustCompile(`\[\d+\]`)
