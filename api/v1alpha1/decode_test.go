@@ -181,7 +181,7 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"share of paths":       {header + "sharing: [{cel: b, replicas: 2, resource: a.b/c}]\npaths: [{name: a.b/c, groups: [{units: 2}]}]\n", []string{"sharing[0].resource", "paths[0].name"}},
 		"units twice":          {header + "paths: [{name: a.b/c, groups: [{units: 2}, {units: 3}]}]\n", []string{"groups[1].units: groups[0] has units"}},
 		"units of none":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], unitEnv: A}]}]\n", []string{"unitEnv: is"}},
-		"path pattern":         {header + "paths: [{name: a.b/c, groups: [{paths: [{path: '/dev/[', type: File}]}]}]\n", []string{"paths[0]: path", "syntax", "type: is"}},
+		"path pattern":         {header + "paths: [{name: a.b/c, groups: [{paths: [{path: '/dev/[', type: File}]}]}]\n", []string{"paths[0].path: is", "syntax", "type: is"}},
 		"path that escapes":    {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/../etc, readOnly: true}]}]}]\n", []string{"clean", "readOnly"}},
 		"mount permissions":    {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /run, type: Mount, permissions: r}]}]}]\n", []string{"permissions: is for"}},
 		"USB ID unquoted":      {header + "paths: [{name: a.b/c, groups: [{usb: [{vendor: 1209, product: xyz}]}]}]\n", []string{"vendor"}},
@@ -269,7 +269,7 @@ func TestRenamed(t *testing.T) {
 	}
 	for previous, name := range RenamedKinds {
 		want := fmt.Sprintf("%q was renamed to %q", previous, name)
-		texts["paths: [{name: a.b/c, kind: "+previous+", groups: [{count: 1, paths: [{path: /dev/a}]}]}]\n"] = "paths[0]: kind: " + want
+		texts["paths: [{name: a.b/c, kind: "+previous+", groups: [{count: 1, paths: [{path: /dev/a}]}]}]\n"] = "paths[0].kind: " + want
 		for _, expression := range []string{
 			`device.attributes["chandler.dev"].kind == "` + previous + `"`,
 			`device.attributes["chandler.dev"].?kind.orValue("") != "` + previous + `"`,

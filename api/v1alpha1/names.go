@@ -2,16 +2,17 @@ package v1alpha1
 
 import (
 	"cmp"
-	"fmt"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // validateNames reports resource names with several meanings, because a container that requests a
 // name must get a defined device. Entries for different nodes, according to together, do not
 // conflict.
-func (c *DriverConfig) validateNames(together func(a, b *Nodes) bool) (errs []error) {
+func (c *DriverConfig) validateNames(together func(a, b *Nodes) bool) (errs field.ErrorList) {
 	for i := range c.Sharing {
-		field := fmt.Sprintf("sharing[%d].resource", i)
+		at := field.NewPath("sharing").Index(i).Child("resource")
 		share := &c.Sharing[i]
 		for j := range c.Sharing[:i] {
 			before := &c.Sharing[j]
@@ -19,19 +20,19 @@ func (c *DriverConfig) validateNames(together func(a, b *Nodes) bool) (errs []er
 				continue
 			}
 			if together(before.Nodes, share.Nodes) {
-				errs = append(errs, fmt.Errorf("%s: is %q, as that of sharing[%d] is, whose shares are others", field, share.Resource, j))
+				errs = append(errs, InvalidField(at, "is %q, as that of sharing[%d] is, whose shares are others", share.Resource, j)...)
 			}
 		}
-		errs = append(errs, c.checkPathName(field, share.Resource, share.Selector, together)...)
+		errs = append(errs, c.checkPathName(share.Resource, share.Selector, together, at)...)
 	}
 	for i, resource := range c.Resources {
-		field := fmt.Sprintf("resources[%d].name", i)
+		at := field.NewPath("resources").Index(i).Child("name")
 		for j, share := range c.Sharing {
 			if resource.Name == share.Resource && resource.CEL != share.CEL && together(share.Nodes, resource.Nodes) {
-				errs = append(errs, fmt.Errorf("%s: is %q, under which sharing[%d] offers shares; want another name, or the same cel in both", field, resource.Name, j))
+				errs = append(errs, InvalidField(at, "is %q, under which sharing[%d] offers shares; want another name, or the same cel in both", resource.Name, j)...)
 			}
 		}
-		errs = append(errs, c.checkPathName(field, resource.Name, resource.Selector, together)...)
+		errs = append(errs, c.checkPathName(resource.Name, resource.Selector, together, at)...)
 	}
 	return errs
 }
@@ -59,10 +60,10 @@ const defaultCapacity = "memory"
 
 // checkPathName reports a name that is also a name of paths, unless the expression selects these
 // devices by the name.
-func (c *DriverConfig) checkPathName(field, name string, selector Selector, together func(a, b *Nodes) bool) []error {
+func (c *DriverConfig) checkPathName(name string, selector Selector, together func(a, b *Nodes) bool, at *field.Path) field.ErrorList {
 	for i := range c.Paths {
 		if c.Paths[i].Name == name && !strings.Contains(selector.CEL, name) && together(c.Paths[i].Nodes, selector.Nodes) {
-			return []error{fmt.Errorf("%s: is %q, as paths[%d].name is; want another name, or a cel that selects those devices by their attribute resource", field, name, i)}
+			return InvalidField(at, "is %q, as paths[%d].name is; want another name, or a cel that selects those devices by their attribute resource", name, i)
 		}
 	}
 	return nil

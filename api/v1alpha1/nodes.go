@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // LabelMode is the label of a node that overrides the configuration's mode on the node: Auto, DRA,
@@ -28,7 +29,7 @@ func LeftAlone(labels map[string]string) bool { return labels[LabelAgent] == Age
 // WrongMode reports whether a node has the label LabelMode with an invalid value.
 func WrongMode(labels map[string]string) bool {
 	mode, labelled := labels[LabelMode]
-	return labelled && (mode == "" || Mode(mode).validate() != nil)
+	return labelled && !slices.Contains(modes, Mode(mode))
 }
 
 // Nodes limits an entry to some nodes. A node must match all fields:
@@ -60,22 +61,22 @@ func (n *Nodes) selector() (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(&metav1.LabelSelector{MatchLabels: n.MatchLabels, MatchExpressions: n.MatchExpressions})
 }
 
-func (n *Nodes) validate() error {
+func (n *Nodes) validate(at *field.Path) (errs field.ErrorList) {
 	if n == nil {
 		return nil
 	}
 	if len(n.Names) == 0 && len(n.MatchLabels) == 0 && len(n.MatchExpressions) == 0 {
-		return errors.New("nodes: must have names, matchLabels or matchExpressions")
+		return InvalidField(at, "must have names, matchLabels or matchExpressions")
 	}
 	for i, name := range n.Names {
 		if messages := validation.IsDNS1123Subdomain(name); len(messages) > 0 {
-			return fmt.Errorf("nodes.names[%d]: is %q; %s", i, name, strings.Join(messages, "; "))
+			errs = append(errs, InvalidField(at.Child("names").Index(i), "is %q; %s", name, strings.Join(messages, "; "))...)
 		}
 	}
 	if _, err := n.selector(); err != nil {
-		return fmt.Errorf("nodes: %w", err)
+		errs = append(errs, InvalidField(at, "%v", err)...)
 	}
-	return nil
+	return errs
 }
 
 // appliesTo reports whether an entry applies to a node. An entry without nodes applies to all
@@ -124,14 +125,14 @@ func (c *DriverConfig) ForNode(node Node) (*DriverConfig, error) {
 	on.Allocation = filterEntries(c.Allocation, func(a Allocation) bool { return here(a.Nodes) && markSeen(resources, a.Resource) })
 	on.Paths = filterEntries(c.Paths, func(p PathResource) bool { return here(p.Nodes) && markSeen(names, p.Name) })
 
-	errs := c.validateNames(func(a, b *Nodes) bool { return here(a) && here(b) })
+	err := JoinErrors(c.validateNames(func(a, b *Nodes) bool { return here(a) && here(b) }))
 	if mode, labelled := node.Labels[LabelMode]; labelled {
 		on.Mode = Mode(mode)
 	}
 	if WrongMode(node.Labels) {
-		errs = append(errs, fmt.Errorf("label %s of node %s: is %q; want %s, %s, %s or %s", LabelMode, node.Name, node.Labels[LabelMode], ModeAuto, ModeDRA, ModeDevicePlugin, ModeReportOnly))
+		err = errors.Join(err, fmt.Errorf("label %s of node %s: %s", LabelMode, node.Name, describeUnknown(on.Mode, modes)))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", KindDriverConfig, err)
 	}
 	return &on, unknown
@@ -162,12 +163,15 @@ func surelyTogether(a, b *Nodes) bool { return a == nil || b == nil || sameNodes
 
 func sameNodes(a, b *Nodes) bool { return reflect.DeepEqual(a, b) }
 
-// named stores the nodes of each name's entries, and reports whether another entry of a name can
-// never apply, because an earlier entry always takes precedence.
+// named stores the nodes of each name's entries.
 type named map[string][]*Nodes
 
-func (n named) isHidden(name string, by *Nodes) bool {
-	hidden := slices.ContainsFunc(n[name], func(before *Nodes) bool { return before == nil || sameNodes(before, by) })
+// validateName stores the nodes of an entry. It returns an error if the entry can never apply, because
+// an earlier entry of the name always takes precedence.
+func (n named) validateName(name string, by *Nodes, at *field.Path) (errs field.ErrorList) {
+	if slices.ContainsFunc(n[name], func(before *Nodes) bool { return before == nil || sameNodes(before, by) }) {
+		errs = InvalidField(at, "is %q, as another's is", name)
+	}
 	n[name] = append(n[name], by)
-	return hidden
+	return errs
 }

@@ -106,10 +106,10 @@ func TestContradictionsOnNodes(t *testing.T) {
 		"a name of two things": {text: "sharing:\n" + share("1", "replicas: 2", big) + "resources: [{cel: '2', name: e.x/s" + small + "}]", both: "resources[0].name"},
 		"allocation":           {text: "allocation: [{resource: e.x/s}, {resource: e.x/s" + big + "}]", always: "allocation[1].resource"},
 		"paths":                {text: "paths: [{name: e.x/s, groups: [{paths: [{path: /a}]}]}, {name: e.x/s, groups: [{paths: [{path: /a}]}]" + big + "}]", always: "paths[1].name"},
-		"no nodes":             {text: "exclude: [{cel: '1', nodes: {}}]", always: "exclude[0]: nodes: must have names"},
-		"no name":              {text: "exclude: [{cel: '1', nodes: {names: [A b]}}]", always: "exclude[0]: nodes.names[0]"},
-		"no selector":          {text: "exclude: [{cel: '1', nodes: {matchExpressions: [{key: a, operator: Is}]}}]", always: "exclude[0]: nodes:"},
-		"no label":             {text: "allocation: [{resource: e.x/s, nodes: {matchLabels: {a: b c}}}]", always: "allocation[0]: nodes:"},
+		"no nodes":             {text: "exclude: [{cel: '1', nodes: {}}]", always: "exclude[0].nodes: must have names"},
+		"no name":              {text: "exclude: [{cel: '1', nodes: {names: [A b]}}]", always: "exclude[0].nodes.names[0]"},
+		"no selector":          {text: "exclude: [{cel: '1', nodes: {matchExpressions: [{key: a, operator: Is}]}}]", always: "exclude[0].nodes:"},
+		"no label":             {text: "allocation: [{resource: e.x/s, nodes: {matchLabels: {a: b c}}}]", always: "allocation[0].nodes:"},
 		"a field of none":      {text: "exclude: [{cel: '1', nodes: {matchNames: [a]}}]", always: `unknown field "exclude[0].nodes.matchNames"`},
 	}
 	for name, test := range tests {

@@ -1,32 +1,28 @@
 package v1alpha1
 
 import (
-	"errors"
-	"fmt"
 	"maps"
 	"math"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// validate returns the errors of all fields except the selector.
-func (o *Overhead) validate() error {
+func (o *Overhead) validate(at *field.Path) field.ErrorList {
+	errs := o.Selector.validate(at)
 	if len(o.PerPod) == 0 && len(o.PerContainer) == 0 {
-		return errors.New("want perPod, perContainer or both")
+		errs = append(errs, InvalidField(at, "want perPod, perContainer or both")...)
 	}
-	return errors.Join(validateAmounts("perPod", o.PerPod), validateAmounts("perContainer", o.PerContainer))
+	return slices.Concat(errs, validateAmounts(o.PerPod, at.Child("perPod")), validateAmounts(o.PerContainer, at.Child("perContainer")))
 }
 
-func validateAmounts(field string, amounts map[string]resource.Quantity) error {
-	var errs []error
+func validateAmounts(amounts map[string]resource.Quantity, at *field.Path) (errs field.ErrorList) {
 	for _, name := range slices.Sorted(maps.Keys(amounts)) {
-		if err := validateAmount(name, amounts[name]); err != nil {
-			errs = append(errs, fmt.Errorf("%s[%s]: %w", field, name, err))
-		}
+		errs = append(errs, validateAmount(name, amounts[name], at.Key(name))...)
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // hugePages is the prefix of the resource names of huge pages.
@@ -35,22 +31,22 @@ const hugePages = "hugepages-"
 // validateAmount checks an amount as the API server does for containers: names are those of
 // resources with kubelet cgroups (IsNodeAllocatableResourceName in pkg/apis/core/helper), CPU is in
 // thousandths and huge pages are whole.
-func validateAmount(name string, amount resource.Quantity) error {
+func validateAmount(name string, amount resource.Quantity, at *field.Path) field.ErrorList {
 	unit := resource.MustParse("1")
 	size, huge := strings.CutPrefix(name, hugePages)
 	switch {
 	case huge:
 		var err error
 		if unit, err = resource.ParseQuantity(size); err != nil || unit.Sign() <= 0 || !isMultiple(unit, resource.MustParse("1")) {
-			return fmt.Errorf("no size of pages; want one such as %s2Mi", hugePages)
+			return InvalidField(at, "no size of pages; want one such as %s2Mi", hugePages)
 		}
 	case name == "cpu":
 		unit = resource.MustParse("1m")
 	case name != "memory":
-		return fmt.Errorf("is not of the node itself; want cpu, memory or %s<size>", hugePages)
+		return InvalidField(at, "is not of the node itself; want cpu, memory or %s<size>", hugePages)
 	}
 	if amount.Sign() <= 0 || !isMultiple(amount, unit) {
-		return fmt.Errorf("is %s; want a multiple of %s above 0", amount.String(), unit.String())
+		return InvalidField(at, "is %s; want a multiple of %s above 0", amount.String(), unit.String())
 	}
 	return nil
 }

@@ -1,12 +1,11 @@
 package v1alpha1
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"chandler.dev/internal/pattern"
 )
@@ -110,112 +109,89 @@ func (c *ProvisionConfig) setDefaults() {
 
 // Validate returns all errors of the configuration. It does not compile expressions, and does not
 // check properties of the functions, such as the maximum number of virtual functions.
-func (c *ProvisionConfig) Validate() error {
-	var errs []error
-	for i := range c.Functions {
-		for _, err := range c.Functions[i].validate() {
-			errs = append(errs, fmt.Errorf("functions[%d]%w", i, err))
-		}
-	}
-	return errors.Join(errs...)
+func (c *ProvisionConfig) Validate() field.ErrorList {
+	return validateEntries(c.Functions, field.NewPath("functions"), (*Function).validate)
 }
 
-// validate returns errors that begin with the path of a field below the rule.
-func (f *Function) validate() (errs []error) {
-	check := func(path string, err error) {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", path, err))
-		}
-	}
-	check(".cel", validateCEL(f.CEL))
+func (f *Function) validate(at *field.Path) field.ErrorList {
+	errs := validateCEL(f.CEL, at.Child("cel"))
 	others := f.VirtualFunctions != nil || len(f.Services) > 0 || len(f.WorkQueueGroups) > 0
 	switch {
 	case f.Driver == "" && !others:
-		check("", errors.New("has no setting; want driver, virtualFunctions, services or workQueueGroups"))
+		errs = append(errs, InvalidField(at, "has no setting; want driver, virtualFunctions, services or workQueueGroups")...)
 	case len(f.Services) > 0 && len(f.WorkQueueGroups) > 0:
-		check(".services", errors.New("no function has both services and workQueueGroups"))
+		errs = append(errs, InvalidField(at.Child("services"), "no function has both services and workQueueGroups")...)
 	case f.Driver != "" && others:
-		check(".driver", errors.New("cannot be combined with other settings; for the driver of virtual functions, set virtualFunctions.driver"))
-	case f.Driver != "":
-		check(".driver", validateDriver(f.Driver))
+		errs = append(errs, InvalidField(at.Child("driver"), "cannot be combined with other settings; for the driver of virtual functions, set virtualFunctions.driver")...)
 	}
-	if f.VirtualFunctions != nil {
-		check(".virtualFunctions", f.VirtualFunctions.validate())
-	}
-	check(".services", validateServices(f.Services))
-	for i := range f.WorkQueueGroups {
-		group := &f.WorkQueueGroups[i]
-		check(fmt.Sprintf(".workQueueGroups[%d]", i), group.validate())
-		for j, queue := range group.WorkQueues {
-			check(fmt.Sprintf(".workQueueGroups[%d].workQueues[%d]", i, j), queue.validate())
-		}
-	}
-	return errs
+	return slices.Concat(
+		errs,
+		validateDriver(f.Driver, at.Child("driver")),
+		f.VirtualFunctions.validate(at.Child("virtualFunctions")),
+		validateServices(f.Services, at.Child("services")),
+		validateEntries(f.WorkQueueGroups, at.Child("workQueueGroups"), (*WorkQueueGroup).validate),
+	)
 }
 
-func (v *VirtualFunctions) validate() error {
-	if v.Count < 1 || v.Count > 0xffff {
-		return fmt.Errorf("count is %d; want at least 1 and at most 65535", v.Count)
-	}
-	if v.Driver == "" {
+func (v *VirtualFunctions) validate(at *field.Path) field.ErrorList {
+	if v == nil {
 		return nil
 	}
-	return validateDriver(v.Driver)
+	return append(validateRange(&v.Count, 1, 0xffff, at.Child("count")), validateDriver(v.Driver, at.Child("driver"))...)
 }
 
 // driverName matches the name of a driver, which becomes part of a path.
 var driverName = pattern.Lazy(`^[A-Za-z0-9_][A-Za-z0-9_. -]{0,62}$`)
 
-func validateDriver(name string) error {
-	if !driverName().MatchString(name) || strings.HasSuffix(name, " ") {
-		return fmt.Errorf("driver is %q; want the name of a kernel driver, such as vfio-pci", name)
+func validateDriver(name string, at *field.Path) field.ErrorList {
+	if name == "" || driverName().MatchString(name) && !strings.HasSuffix(name, " ") {
+		return nil
 	}
-	return nil
+	return InvalidField(at, "is %q; want the name of a kernel driver, such as vfio-pci", name)
 }
 
 // services are the services of Intel QAT (Documentation/ABI/testing/sysfs-driver-qat in the
 // kernel's source).
 var services = []string{"sym", "asym", "dc", "dcc", "decomp"}
 
-func validateServices(named []string) error {
+func validateServices(named []string, at *field.Path) (errs field.ErrorList) {
 	for i, name := range named {
-		if !slices.Contains(services, name) {
-			return fmt.Errorf("names %q; want some of %s", name, strings.Join(services, ", "))
-		}
+		errs = append(errs, validateSetEnum(name, at.Index(i), services...)...)
 		if slices.Contains(named[:i], name) {
-			return fmt.Errorf("names %q twice", name)
+			errs = append(errs, InvalidField(at.Index(i), "is %q, as an earlier one is", name)...)
 		}
 	}
-	return nil
+	return errs
 }
 
-func (g *WorkQueueGroup) validate() error {
-	switch {
-	case g.Engines < 1:
-		return fmt.Errorf("engines is %d; want at least 1", g.Engines)
-	case len(g.WorkQueues) == 0:
-		return errors.New("workQueues must not be empty")
+func (g *WorkQueueGroup) validate(at *field.Path) (errs field.ErrorList) {
+	if g.Engines < 1 {
+		errs = InvalidField(at.Child("engines"), "is %d; want at least 1", g.Engines)
 	}
-	return nil
+	if len(g.WorkQueues) == 0 {
+		errs = append(errs, InvalidField(at.Child("workQueues"), "must not be empty")...)
+	}
+	return append(errs, validateEntries(g.WorkQueues, at.Child("workQueues"), (*WorkQueue).validate)...)
 }
 
 // queueName matches names that are valid as an attribute of a ResourceSlice.
 var queueName = pattern.Lazy(`^[!-~]([ -~]{0,62}[!-~])?$`)
 
-func (q WorkQueue) validate() error {
-	switch {
-	case !queueName().MatchString(q.Name):
-		return fmt.Errorf("name is %q; want 1 to 64 printable ASCII characters", q.Name)
-	case q.Mode != WorkQueueDedicated && q.Mode != WorkQueueShared:
-		return fmt.Errorf("mode is %q; want %s or %s", q.Mode, WorkQueueDedicated, WorkQueueShared)
-	case q.Size < 1:
-		return fmt.Errorf("size is %d; want at least 1", q.Size)
-	case q.Priority < 1 || q.Priority > 15:
-		return fmt.Errorf("priority is %d; want 1 to 15", q.Priority)
-	case q.Mode == WorkQueueDedicated && q.Threshold != 0:
-		return errors.New("threshold is for shared queues")
-	case q.Mode == WorkQueueShared && (q.Threshold < 1 || q.Threshold > q.Size):
-		return fmt.Errorf("threshold is %d; want 1 to %d, the queue's size", q.Threshold, q.Size)
+func (q *WorkQueue) validate(at *field.Path) (errs field.ErrorList) {
+	if !queueName().MatchString(q.Name) {
+		errs = InvalidField(at.Child("name"), "is %q; want 1 to 64 printable ASCII characters", q.Name)
 	}
-	return nil
+	errs = append(errs, validateSetEnum(q.Mode, at.Child("mode"), WorkQueueDedicated, WorkQueueShared)...)
+	if q.Size < 1 {
+		errs = append(errs, InvalidField(at.Child("size"), "is %d; want at least 1", q.Size)...)
+	}
+	errs = append(errs, validateRange(&q.Priority, 1, 15, at.Child("priority"))...)
+	threshold := at.Child("threshold")
+	switch {
+	case q.Mode == WorkQueueDedicated && q.Threshold != 0:
+		errs = append(errs, InvalidField(threshold, "is for shared queues")...)
+	case q.Mode == WorkQueueShared && q.Size > 0 && (q.Threshold < 1 || q.Threshold > q.Size):
+		errs = append(errs, InvalidField(threshold, "is %d; want 1 to %d, the queue's size", q.Threshold, q.Size)...)
+	}
+	return errs
 }

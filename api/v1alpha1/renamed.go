@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
 	"chandler.dev/internal/pattern"
 )
 
@@ -34,12 +36,12 @@ func withPresentName(err error) error {
 // kindComparison matches a comparison of the attribute "kind" with a value.
 var kindComparison = pattern.Lazy(`\bkind\s*(?:\.orValue\([^)]*\)\s*)?[!=]=\s*['"]([a-z]+)['"]`)
 
-// checkKinds returns an error if an expression compares the attribute "kind" with a previous value,
+// validateKinds returns an error if an expression compares the attribute "kind" with a previous value,
 // which no device has.
-func checkKinds(expression string) error {
+func validateKinds(expression string, at *field.Path) field.ErrorList {
 	for _, found := range kindComparison().FindAllStringSubmatch(expression, -1) {
 		if name := RenamedKinds[found[1]]; name != "" {
-			return fmt.Errorf("kind %q was renamed to %q", found[1], name)
+			return InvalidField(at, "kind %q was renamed to %q", found[1], name)
 		}
 	}
 	return nil

@@ -1,6 +1,10 @@
 // Package v1alpha1 defines the configuration types that users write: for the agents, for the PCI
 // functions of a host, and for the parameters of a claim. It contains types, defaults and
 // validation, and determines which entries apply to a node. It does not act on them.
+//
+// Validation returns a field.ErrorList, as in Kubernetes. The detail of an error contains the value
+// where users need it, so [JoinErrors] writes each error as its path and its detail, and leaves out the
+// type and the value that field.Error prints between them.
 package v1alpha1
 
 import (

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
@@ -87,9 +88,10 @@ func (c *compiler) check(data []byte) (*v1alpha1.DriverConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = c.convert(config)
-	if err := errors.Join(checkRoots(config.DriverRoots), checkSeverity(config.Health.Severity), checkAttributes(config.Attributes), err); err != nil {
-		return nil, err
+	_, errs := c.convert(config)
+	errs = slices.Concat(checkRoots(config.DriverRoots), checkSeverity(config.Health.Severity), checkAttributes(config.Attributes), errs)
+	if len(errs) > 0 {
+		return nil, v1alpha1.JoinErrors(errs)
 	}
 	return config, nil
 }
@@ -104,69 +106,68 @@ func (c *compiler) forNode(data []byte, node v1alpha1.Node) (*NodeConfig, error)
 	if config == nil {
 		return nil, unknown
 	}
-	compiled, err := c.convert(config)
-	return compiled, errors.Join(err, unknown)
+	compiled, errs := c.convert(config)
+	return compiled, errors.Join(v1alpha1.JoinErrors(errs), unknown)
 }
 
 // checkRoots reports unknown driver roots.
-func checkRoots(roots map[string]string) error {
+func checkRoots(roots map[string]string) (errs field.ErrorList) {
 	var known []string
 	for _, f := range families.All {
 		known = append(known, f.Roots...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(roots)) {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("driverRoots[%s]: no family uses this root; want one of %s", name, strings.Join(known, ", "))
+			errs = append(errs, v1alpha1.InvalidField(field.NewPath("driverRoots").Key(name), "no family uses this root; want one of %s", strings.Join(known, ", "))...)
 		}
 	}
-	return nil
+	return errs
 }
 
 // checkAttributes reports names of unknown attributes.
-func checkAttributes(attributes []string) error {
-	var errs []error
+func checkAttributes(attributes []string) (errs field.ErrorList) {
 	known := discovery.AttributeNames()
 	for i, name := range attributes {
 		if slices.Contains(known, name) {
 			continue
 		}
-		err := fmt.Errorf("attributes[%d]: is %q; no device has this attribute", i, name)
+		detail := fmt.Sprintf("is %q; no device has this attribute", name)
 		if nearest := selectors.NearestWord(name, known); nearest != "" {
-			err = fmt.Errorf("%w; the nearest name is %s", err, nearest)
+			detail += "; the nearest name is " + nearest
 		}
-		errs = append(errs, err)
+		errs = append(errs, v1alpha1.InvalidField(field.NewPath("attributes").Index(i), "%s", detail)...)
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // checkSeverity reports names of unknown conditions.
-func checkSeverity(effects map[string]v1alpha1.Effect) error {
+func checkSeverity(effects map[string]v1alpha1.Effect) (errs field.ErrorList) {
 	known := discovery.Conditions()
-	for name := range effects {
+	for _, name := range slices.Sorted(maps.Keys(effects)) {
 		if !slices.Contains(known, discovery.Condition(name)) {
-			return fmt.Errorf("health.severity[%s]: unknown condition; want one of %v", name, known)
+			errs = append(errs, v1alpha1.InvalidField(field.NewPath("health", "severity").Key(name), "unknown condition; want one of %v", known)...)
 		}
 	}
-	return nil
+	return errs
 }
 
-// convert returns a configuration with compiled expressions. It reports all errors, each with its place
-// in the file.
-func (c *compiler) convert(config *v1alpha1.DriverConfig) (*NodeConfig, error) {
+// convert returns a configuration with compiled expressions, and the errors of all expressions.
+func (c *compiler) convert(config *v1alpha1.DriverConfig) (*NodeConfig, field.ErrorList) {
 	out := &rules.Rules{Mode: deviceMode(config.Mode), ReportOnly: config.Mode == v1alpha1.ModeReportOnly, Allocation: allocations(config.Allocation)}
 	for _, name := range config.Attributes {
 		out.Attributes = append(out.Attributes, resourceapi.QualifiedName(name))
 	}
 	node := &NodeConfig{DriverConfig: config, Rules: out, SharingDaemons: make(map[discovery.SharingDaemonKind][]discovery.Selection[struct{}])}
-	var errs []error
+	var errs field.ErrorList
 	compile := func(list string, i int, selector v1alpha1.Selector) rules.Selector {
+		at := field.NewPath(list).Index(i).Child("cel")
 		compiled, err := c.selector(selector.CEL)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s[%d].cel: %w", list, i, err))
+			errs = append(errs, v1alpha1.InvalidField(at, "%v", err)...)
 		}
 		key := [2]string{list, selector.CEL}
 		if c.fields[key] == "" { // the whole configuration is converted first
-			c.fields[key] = fmt.Sprintf("%s[%d].cel", list, i)
+			c.fields[key] = at.String()
 		}
 		return compiled.WithEntry(c.fields[key])
 	}
@@ -233,7 +234,7 @@ func (c *compiler) convert(config *v1alpha1.DriverConfig) (*NodeConfig, error) {
 			HostResources: hostResources(overhead),
 		})
 	}
-	return node, errors.Join(errs...)
+	return node, errs
 }
 
 // allocations returns the allocation settings by resource.

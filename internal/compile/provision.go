@@ -1,8 +1,7 @@
 package compile
 
 import (
-	"errors"
-	"fmt"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery/families/idxd"
@@ -18,18 +17,18 @@ func Provision(data []byte) ([]provision.Rule, error) {
 		return nil, err
 	}
 	out := make([]provision.Rule, len(config.Functions))
-	var errs []error
+	var errs field.ErrorList
 	for i, f := range config.Functions {
 		selector, err := rules.Compile(f.CEL)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("functions[%d].cel: %w", i, err))
+			errs = append(errs, v1alpha1.InvalidField(field.NewPath("functions").Index(i).Child("cel"), "%v", err)...)
 		}
 		out[i] = provision.Rule{Selects: selector.SelectsDevice, Driver: f.Driver, Settings: settings(f)}
 		if f.VirtualFunctions != nil {
 			out[i].VFs = &provision.VFs{Count: f.VirtualFunctions.Count, Driver: f.VirtualFunctions.Driver}
 		}
 	}
-	return out, errors.Join(errs...)
+	return out, v1alpha1.JoinErrors(errs)
 }
 
 // settings returns the settings of a function that only its family can apply, nil if there are

@@ -174,16 +174,17 @@ func (c *Config) fitsConfig(from source.Value, name string, entry v1alpha1.Drive
 		c.notes.AddPodChange(from, "is left out: it contains a literal ..., which documentation writes in place of something else")
 		return false
 	}
-	err := entry.Validate()
-	if err == nil && name != "" && c.names[name] {
+	errs := entry.Validate()
+	if len(errs) == 0 && name != "" && c.names[name] {
 		both := c.Driver
 		both.Sharing = slices.Concat(both.Sharing, entry.Sharing)
 		both.Resources = slices.Concat(both.Resources, entry.Resources)
 		both.Paths = slices.Concat(both.Paths, entry.Paths)
-		err = both.Validate()
+		errs = both.Validate()
 	}
-	if err != nil {
-		c.notes.AddPodChange(from, "cannot be written: %s", place.ReplaceAllString(err.Error(), ""))
+	if len(errs) > 0 {
+		text := place.ReplaceAllString(v1alpha1.JoinErrors(errs).Error(), "")
+		c.notes.AddPodChange(from, "cannot be written: %s", strings.ReplaceAll(text, "\n", "; "))
 		return false
 	}
 	c.names[name] = true
@@ -193,9 +194,9 @@ func (c *Config) fitsConfig(from source.Value, name string, entry v1alpha1.Drive
 // ellipsis is the JSON string "..." inside a JSON string.
 const ellipsis = `\"...\"`
 
-// place matches the beginning of an error: the place in the new configuration, which is not the
-// place in the source.
-var place = regexp.MustCompile(`^[a-z]+\[[0-9]+\](?:: |\.)`)
+// place matches the beginning of errors: the place in the new configuration, which is not the place in
+// the source.
+var place = regexp.MustCompile(`(?m)^[a-z]+\[[0-9]+\](?:: |\.)`)
 
 // addOrigin stores the source of a list entry.
 func (c *Config) addOrigin(list string, from source.Value) {
