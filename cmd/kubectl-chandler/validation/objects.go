@@ -140,7 +140,7 @@ func (v *validator) warnUnreached(at place, config *v1alpha1.DriverConfig) {
 				return s.CEL == later.CEL && (s.Nodes == nil || reflect.DeepEqual(s.Nodes, later.Nodes))
 			})
 			if i >= 0 {
-				v.addFindings(at, severityWarning, fmt.Errorf("%s[%d].cel: is that of %s[%d], and the first that selects a device counts: the later one never does", list, j, list, i))
+				v.addFindings(at.at(fmt.Sprintf("%s[%d].cel", list, j)), severityWarning, fmt.Errorf("is that of %s[%d], and the first that selects a device counts: the later one never does", list, i))
 			}
 		}
 	}
@@ -215,7 +215,7 @@ func (v *validator) claimParameters(at place, data []byte) discovery.Parameters 
 	}
 	for _, name := range slices.Sorted(maps.Keys(parameters)) {
 		if name != discovery.Driver && !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.AcceptsParameter(name) }) {
-			v.addFindings(at, severityWarning, fmt.Errorf("%s: no device takes it, and a claim for any is refused", name))
+			v.addFindings(at.descendTo(string(name)), severityWarning, fmt.Errorf("%s: no device takes it, and a claim for any is refused", name))
 		}
 	}
 	return parameters

@@ -122,7 +122,7 @@ func (v *validator) checkClaims() {
 func (v *validator) checkConflicts(configured []configEntry) {
 	for i, entry := range configured {
 		if one, other := conflictOf(entry.parameters, entry.parameters); one != "" {
-			v.errorf(entry.at, "%s: cannot be combined with %s", one, other)
+			v.errorf(entry.at.descendTo(string(one)), "%s: cannot be combined with %s", one, other)
 			continue
 		}
 		for _, earlier := range configured[:i] {
@@ -134,7 +134,7 @@ func (v *validator) checkConflicts(configured []configEntry) {
 			if earlier.class != "" {
 				by = "DeviceClass " + earlier.class
 			}
-			v.errorf(entry.at, "%s: cannot be combined with %s of %s for the same request", one, other, by)
+			v.errorf(entry.at.descendTo(string(one)), "%s: cannot be combined with %s of %s for the same request", one, other, by)
 			break
 		}
 	}

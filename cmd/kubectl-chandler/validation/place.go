@@ -1,6 +1,7 @@
 package validation
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -110,27 +111,13 @@ func (p place) insideString() place {
 	return p
 }
 
-var (
-	// leadingKind matches the beginning of messages of package v1alpha1.
-	leadingKind = regexp.MustCompile(`^(?:decode )?[A-Z][A-Za-z]+: `)
-
-	// refusedField matches the name of an unknown or duplicate field in decoder messages.
-	refusedField = regexp.MustCompile(`^(?:unknown|duplicate) field "([^"]+)"`)
-)
-
-// ofMessage returns the place with the line of the first field in a message, if the message names
-// one.
-func (p place) ofMessage(message string) place {
-	message = leadingKind.ReplaceAllString(message, "")
-	inner := p
-	if refused := refusedField.FindStringSubmatch(message); refused != nil {
-		inner = inner.descendTo(refused[1])
-	} else {
-		for field := range strings.SplitSeq(message, ": ") {
-			inner = inner.descendTo(field)
-		}
+// ofError returns the place with the line of the field that an error is about, if the error has the
+// field's path.
+func (p place) ofError(err error) place {
+	var about interface{ FieldPath() string }
+	if errors.As(err, &about) {
+		p.line = p.descendTo(about.FieldPath()).line
 	}
-	p.line = inner.line
 	return p
 }
 

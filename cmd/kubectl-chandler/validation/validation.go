@@ -176,49 +176,22 @@ func newValidator() *validator {
 	}
 }
 
-// addFindings adds a finding for each of the errors that err joins.
+// addFindings adds a finding for each of the errors that err joins, without their common prefix.
 func (v *validator) addFindings(at place, s severity, err error) {
-	for _, err := range splitErrors(err) {
+	errs := []error{err}
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
+		errs = joined.Unwrap()
+	}
+	for _, err := range errs {
 		if syntax := at.ofYAML(err.Error()); syntax != nil {
 			for _, f := range syntax {
 				v.findings = append(v.findings, finding{f.place, s, f.text})
 			}
 			continue
 		}
-		v.findings = append(v.findings, finding{at.ofMessage(err.Error()), s, err.Error()})
+		v.findings = append(v.findings, finding{at.ofError(err), s, err.Error()})
 	}
-}
-
-// splitErrors returns the errors that err joins, without their common prefix. If err joins no
-// errors, it returns err.
-func splitErrors(err error) []error {
-	var joined interface{ Unwrap() []error }
-	if !errors.As(err, &joined) {
-		return []error{err}
-	}
-	var all []error
-	for _, err := range joined.Unwrap() {
-		all = append(all, splitPlaced(err)...)
-	}
-	return all
-}
-
-// splitPlaced returns the errors that err joins, each with the common prefix, which contains their
-// place.
-func splitPlaced(err error) []error {
-	inner := errors.Unwrap(err)
-	if inner == nil {
-		return splitErrors(err)
-	}
-	before, ok := strings.CutSuffix(err.Error(), inner.Error())
-	parts := splitPlaced(inner)
-	if !ok || len(parts) == 1 {
-		return []error{err}
-	}
-	for i, part := range parts {
-		parts[i] = fmt.Errorf("%s%w", before, part)
-	}
-	return parts
 }
 
 func (v *validator) errorf(at place, format string, args ...any) {

@@ -104,19 +104,23 @@ func TestValidate(t *testing.T) {
 		"places in paths": {
 			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}, {path: dev/b, permissions: xyz}]}, {count: -1, paths: [{path: /dev/a}]}]}]\n",
 			[]string{
-				`-:3: error: DriverConfig: paths[0]: groups[0]: paths[1]: path: is "dev/b"`, `-:3: error: DriverConfig: paths[0]: groups[0]: paths[1]: permissions: is "xyz"`,
-				"-:3: error: DriverConfig: paths[0]: groups[1]: count: is -1", "3 errors",
+				`-:3: error: DriverConfig: paths[0].groups[0].paths[1].path: is "dev/b"`, `-:3: error: DriverConfig: paths[0].groups[0].paths[1].permissions: is "xyz"`,
+				"-:3: error: DriverConfig: paths[0].groups[1].count: is -1", "3 errors",
 			}, true,
 		},
 		"one place in paths": {
 			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a, permissions: xyz}]}]}]\n",
-			[]string{`-:3: error: DriverConfig: paths[0]: groups[0]: paths[0]: permissions: is "xyz"`, "1 error,"}, true,
+			[]string{`-:3: error: DriverConfig: paths[0].groups[0].paths[0].permissions: is "xyz"`, "1 error,"}, true,
 		},
 		"field of a configuration": {
 			header() + "modes: DRA\n", []string{`unknown field "modes"`}, true,
 		},
 		"what is to be provisioned": {
 			"apiVersion: chandler.dev/v1alpha1\nkind: ProvisionConfig\nfunctions: [{cel: 'device.', driver: vfio-pci}]\n", []string{"ProvisionConfig: functions[0].cel: "}, true,
+		},
+		"lines of a ProvisionConfig": {
+			"apiVersion: chandler.dev/v1alpha1\nkind: ProvisionConfig\nfunctions:\n- cel: 'true'\n  virtualFunctions:\n    driver: vfio-pci\n    count: -1\n",
+			[]string{"-:7: error: ProvisionConfig: functions[0].virtualFunctions.count: is -1; want 1 to 65535\n"}, true,
 		},
 		"kind of our own that there is not": {
 			"apiVersion: chandler.dev/v1alpha1\nkind: DriverConfgi\n", []string{`is kind "DriverConfgi"`, "DriverConfig"}, true,
@@ -349,6 +353,11 @@ func TestValidate(t *testing.T) {
 		"vfio and a parameter of another request": {
 			claim + requests + entries("[a]", "driver: vfio", "[ab]", "interfaceName: net1"), []string{"0 errors"}, false,
 		},
+		"line of a parameter that cannot be combined": {
+			"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: x}\nspec:\n  config:\n  - opaque:\n      driver: chandler.dev\n      parameters:\n" +
+				"        apiVersion: chandler.dev/v1alpha1\n        kind: ClaimParameters\n        interfaceName: net1\n        driver: vfio\n",
+			[]string{"-:12: error: DeviceClass x: spec.config[0].opaque.parameters: driver: cannot be combined with interfaceName\n"}, true,
+		},
 		"MPS of all requests": {
 			claim + entries("[]", "mps: {}", "[a/large]", "timeSlice: Short"), []string{"timeSlice: cannot be combined with mps"}, true,
 		},
@@ -549,7 +558,7 @@ allocation:
 - resource: a.b/c
   nodes: {matchLabels: {a: b}}
 `)
-	for _, want := range []string{`:6: error: DriverConfig: exclude[0]: nodes.names[1]: is "B c"`, ":9: error: DriverConfig: allocation[1].resource: is \"a.b/c\", as another's is"} {
+	for _, want := range []string{`:6: error: DriverConfig: exclude[0].nodes.names[1]: is "B c"`, ":9: error: DriverConfig: allocation[1].resource: is \"a.b/c\", as another's is"} {
 		if err == nil || !strings.Contains(printed, want) {
 			t.Errorf("no %q in\n%s", want, printed)
 		}
