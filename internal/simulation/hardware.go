@@ -75,13 +75,20 @@ func (w *World) swap() bool {
 	w.recordParted(c)
 	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
-	digit := byte('0' + w.random.IntN(10))
+	digit, another := byte('0'+w.random.IntN(10)), false
 	w.host.ReturnFunction(c.address, func(_ string, data []byte) []byte {
 		if i := strings.Index(string(data), "GPU-"); i >= 0 {
+			another = another || data[i+4] != digit
 			data[i+4] = digit
 		}
 		return data
 	})
+	for _, container := range w.kubelet.Containers() {
+		uses, _ := container.Note.([]*use)
+		for _, u := range uses {
+			u.replaced = u.replaced || another && u.address == c.address
+		}
+	}
 	w.pullOut(c)
 	w.log("card %s is another now", c.address)
 	w.sendUevent()

@@ -48,7 +48,9 @@ func (w *World) drawReclaim() (all []discovery.Selection[reclaim.Rule]) {
 		w.mu.Lock()
 		w.resets = true
 		w.mu.Unlock()
-		rule := discovery.Selection[reclaim.Rule]{Expression: "functions", Value: reclaim.Rule{Reset: true}, Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("kind") != "nic", nil }}
+		rule := discovery.Selection[reclaim.Rule]{Expression: "functions", Value: reclaim.Rule{Reset: true}, Selects: func(d discovery.Device) (bool, error) {
+			return d.Attributes.String("kind") != "nic" && d.Attributes.String("function") != "virtual", nil // their functions have no way to be reset
+		}}
 		if w.random.IntN(2) == 0 {
 			rule.Value.Methods = []string{"flr"}
 		}

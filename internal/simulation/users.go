@@ -39,6 +39,7 @@ type use struct {
 	share     types.UID                    // by DRA
 	stranger  bool                         // another plugin allocated the device
 	forgotten bool                         // no record of the use remains
+	replaced  bool                         // another card with another UUID has replaced the card since
 	vfio      bool                         // the device is under vfio
 	group     []string                     // the functions of its IOMMU group at the container's start
 	address   string                       // of its PCI function, at the container's start
@@ -131,7 +132,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	for resourceName, ids := range c.Devices {
 		for _, id := range ids {
 			for _, u := range w.classicUses(c, resourceName, id) {
-				if why := w.checkPromised(u); why != "" {
+				if why := w.checkPromised(u); why != "" && !c.Again {
 					w.fail("%s, and %s", u, why)
 				}
 				if why := w.checkHandover(c, u); why != "" {
@@ -148,7 +149,8 @@ func (w *World) startContainer(c *kubelet.Container) error {
 
 // checkPromised returns an error text if a claim was allocated the physical device of a container
 // that gets it by the device plugin API: the claim's pod would be refused the device. The ledger has
-// not excluded the claim, because the claim is not prepared yet.
+// not excluded the claim, because the claim is not prepared yet. A restarted container has got the
+// device before.
 func (w *World) checkPromised(u *use) string {
 	if u.open || u.stranger || w.wiped || w.swapped {
 		return ""
@@ -399,8 +401,8 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 }
 
 // forgetUses records what a newly started agent cannot know about containers, because the agents'
-// records are gone: devices that the kubelet does not list either, and the device nodes of
-// containers. The kubelet does not list init containers, unless they are restartable
+// records are gone: devices that the kubelet does not list either, or lists with the UUID of a card
+// that another card has replaced, and the device nodes of containers. The kubelet does not list init containers, unless they are restartable
 // (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
 func (w *World) forgetUses() {
 	var written strings.Builder
@@ -420,7 +422,7 @@ func (w *World) forgetUses() {
 				continue
 			}
 			u.nodes = nil
-			u.forgotten = u.forgotten || !says
+			u.forgotten = u.forgotten || !says || u.replaced
 			if u.part != nil || w.sharesNow(u) {
 				u.part = part{}
 				w.forgetSize(u.portion)

@@ -219,7 +219,7 @@ func (k *Kubelet) allocatePod(ctx context.Context, pod *Pod) error {
 		if k.devices[pod.UID] == nil {
 			k.devices[pod.UID], k.nodesOf[pod.UID] = make(map[string][]string), make(map[string][]string)
 		}
-		k.devices[pod.UID][resource] = ids
+		k.devices[pod.UID][resource], pod.started = ids, false
 		k.nodesOf[pod.UID][resource] = nodesOf(response)
 		k.log("pod %s has %v of %s", pod, ids, resource)
 		k.mu.Unlock()

@@ -58,6 +58,8 @@ type Pod struct {
 	Stubborn        bool           // its container runs until the end of the grace period
 	Life            time.Duration  // time until its container ends by itself; 0 means never
 	Restarts        int            // how many times its container ends and is restarted
+
+	started bool // its container has run with its devices; guarded by the kubelet's lock
 }
 
 func (p *Pod) String() string { return p.Namespace + "/" + p.Name }
@@ -70,6 +72,7 @@ type Container struct {
 	Devices map[string][]string        // device plugin IDs by resource
 	Nodes   []string                   // paths of the nodes of devices from the device plugin API
 	Listed  map[string]map[string]bool // by resource, the IDs of the last list at the start
+	Again   bool                       // an earlier container of the pod had the same devices
 
 	// Ending is the time of the kubelet's last Unprepare call for a claim that failed or had not
 	// returned. Up to 1.36, the kubelet treats such claims as prepared, and does not prepare them

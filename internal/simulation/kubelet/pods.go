@@ -260,7 +260,7 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	if ctx.Err() != nil || !k.up {
 		return context.Canceled
 	}
-	c := &Container{Pod: w.pod, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Ending: make(map[types.UID]time.Time), Devices: maps.Clone(k.devices[w.pod.UID]), Listed: maps.Clone(k.lists), unprepared: maps.Clone(k.unprepared), asked: maps.Clone(k.asked)}
+	c := &Container{Pod: w.pod, Again: w.pod.started, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Ending: make(map[types.UID]time.Time), Devices: maps.Clone(k.devices[w.pod.UID]), Listed: maps.Clone(k.lists), unprepared: maps.Clone(k.unprepared), asked: maps.Clone(k.asked)}
 	for _, name := range w.pod.Claims {
 		if info := k.claims[w.pod.Namespace+"/"+name]; info != nil {
 			c.Claims[info.uid], c.Names[info.uid], c.Ending[info.uid] = slices.Clone(info.cdi), name, endingOf(info)
@@ -279,7 +279,7 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	if err := k.config.Start(c); err != nil {
 		return err
 	}
-	k.containers[w.pod.UID] = c
+	w.pod.started, k.containers[w.pod.UID] = true, c
 	k.log("container of pod %s starts: claims %v, devices %v", w.pod, c.Claims, c.Devices)
 	return nil
 }
