@@ -50,8 +50,6 @@ var deliberates = []deliberate{
 	{"a damaged record keeps nobody out", "internal/ledger/open.go", "	l.accounts.put(newSealedAccount(sealed))\n	if sealed.EarlierBoot", "	if sealed.EarlierBoot"},
 	{"claims of an earlier boot are noted by what PodResources says", "internal/ledger/observe.go", "	if !gs.recordsLost {", "	if false {"},
 	{"the outputs come before the record", "driver/prepare.go", "	if err := traces.Do(ctx, \"write record\", func() error { return h.ledger.AllocateClaim(wanted, allocation.Allocated, plan.view) }); err != nil {\n		return err\n	}\n	if err := h.startDaemons(ctx, plan); err != nil {\n		return err\n	}\n	if err := traces.Do(ctx, \"write CDI spec and files\", func() error { return h.ledger.Write(wanted.Key()) }); err != nil {\n		return err\n	}\n", "	if err := traces.Do(ctx, \"write CDI spec and files\", func() error { return h.ledger.Write(wanted.Key()) }); err != nil {\n		return err\n	}\n	if err := traces.Do(ctx, \"write record\", func() error { return h.ledger.AllocateClaim(wanted, allocation.Allocated, plan.view) }); err != nil {\n		return err\n	}\n"},
-	{"claims do not wait until the kubelet has said what containers have", "internal/ledger/core.go", "	case c.config.Listings && !c.listing.whole:", "	case false && unlistedFor == \"\":"},
-	{"the number of shares is not written down", "driver/prepare.go", "		r.Shares = device.Shares()\n", ""},
 	{"what a file holds is not synchronised", "internal/disk/disk.go", "	return file.Sync()\n", "	return nil\n"},
 	{"names of directories are not synchronised", "internal/ledger/allocation/files.go", "		if err := f.Synced.SyncDir(filepath.Dir(dir)); err != nil {", "		if err := f.Claims.SyncDir(filepath.Dir(dir)); err != nil {"},
 	{"names of directories that somebody removed are not synchronised", "internal/ledger/allocation/files.go", "		if err := f.MakeDirs(); err != nil { //", "		if err := error(nil); err != nil { //"},
@@ -78,6 +76,7 @@ var rare = map[string]string{
 	"a device is reset that has the name of another one":              "numbersReassigned",
 	"devices are reset whose pods are not known":                      "podUnseen",
 	"a spec without a record keeps nobody out":                        "stateWiped",
+	"a claim whose Unprepare failed is ended later":                   "joinedWhileEnding",
 	"names of directories that somebody removed are not synchronised": "stateWiped",
 
 	"grants end by answers that are not whole":                           "kubeletAlone",
