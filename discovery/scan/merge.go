@@ -139,8 +139,8 @@ func (f found) describesFunction(old *discovery.Device) bool {
 // anyList stands for all lists of devices.
 const anyList = "/sys/"
 
-// causesOf returns the first problem of each device that could not be read. The first problem with any list of devices is
-// stored under [anyList].
+// causesOf returns the first problem of each device that could not be read. The first problem with
+// any list of devices is stored under [anyList].
 func causesOf(problems []discovery.Problem) map[string]error {
 	causes := make(map[string]error)
 	for _, problem := range problems {

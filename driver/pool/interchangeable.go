@@ -23,8 +23,9 @@ const MaxChosen = resourceapi.AllocationResultsMaxSize
 //
 // The devices are published one by one if the server lacks sharing, or if claims may need to
 // distinguish them: sharing, passthrough, different overhead, different values of published
-// attributes, or an attribute of [discovery.DistinctAttributes] that the administrator lists. Devices with an extended resource as an attribute are published one by one too, because
-// the attribute is for programs that find the devices of a claim by their ResourceSlice.
+// attributes, or an attribute of [discovery.DistinctAttributes] that the administrator lists. Devices
+// with an extended resource as an attribute are published one by one too, because the attribute is
+// for programs that find the devices of a claim by their ResourceSlice.
 func (in *input) joinInterchangeable() map[string]*rules.Offered {
 	first, apart := make(map[string]*rules.Offered), make(map[string]bool)
 	isUsable := func(d *rules.Offered) bool { return in.publishedHealth(d).IsUsable() }
