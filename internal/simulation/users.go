@@ -402,8 +402,9 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 
 // forgetUses records what a newly started agent cannot know about containers, because the agents'
 // records are gone: devices that the kubelet does not list either, or lists with the UUID of a card
-// that another card has replaced, and the device nodes of containers. The kubelet does not list init containers, unless they are restartable
-// (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
+// that another card has replaced, and the device nodes of containers. The kubelet does not list init
+// containers, unless they are restartable (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31
+// to 1.37).
 func (w *World) forgetUses() {
 	var written strings.Builder
 	for _, name := range w.disk.Files(stateDir + "/grants") {
