@@ -134,52 +134,6 @@ type Silicon struct {
 	Counters map[string]resource.Quantity `json:"counters,omitempty"`
 }
 
-// AnyNumber is the number of IDs that the device plugin API lists for a device with unlimited
-// sharing, as in the default of KubeVirt's --max-devices.
-const AnyNumber = 1000
-
-// Offer is one extended resource that a device provides. A device can have many IDs (shares) and
-// many Offers. Several devices can share a Unit, which is then only allocated as a whole (a
-// two-chip card).
-//
-// An Optional offer replaces the device's other offers once the administrator has given its
-// resource name to the device. Optional offers describe modes of a plugin that are not the plugin's
-// default, such as larger units of the same physical device.
-type Offer struct {
-	// Resource is the established resource name of the device, such as "amd.com/gpu". Without an
-	// established name, Resource is a pattern of names that the administrator may choose:
-	// [AnyName], or "nvidia.com/*" for IDs that a plugin uses only for names of its own. An offer
-	// with a pattern takes effect only after the administrator has chosen a name.
-	Resource string   `json:"resource"`
-	IDs      []string `json:"ids"`            // in the format of the plugin that Chandler replaces
-	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit by itself
-	Optional bool     `json:"optional,omitempty"`
-
-	// SRIOV restricts the offer to pools of the SR-IOV network device plugin, whose IDs differ
-	// from those of the plugins for other names.
-	SRIOV bool `json:"sriov,omitempty"`
-
-	// Members is the number of devices in a Unit that is only allocated complete, such as a card
-	// with its FPGAs. Members is 0 if an incomplete unit may be allocated: in an IOMMU group, the
-	// devices that the administrator has not excluded are enough.
-	Members int `json:"members,omitempty"`
-
-	// Pool lets an ID stand for the usable devices of the Unit. If Pool is false, an ID stands
-	// for all devices of the Unit. The rules set Pool.
-	Pool bool `json:"pool,omitempty"`
-
-	// NameAs is the attribute under which DRA also publishes the resource name, for programs that
-	// look up a device by that name. "" means that no such programs exist.
-	NameAs resourceapi.QualifiedName `json:"nameAs,omitempty"`
-
-	// Dialect is the plugin's format for the IDs of shares. The zero value is [Replicas].
-	Dialect
-
-	// Counts is the capacity that the IDs are units of. A container then requests an amount,
-	// which comes from a single device. [Rules] set Counts.
-	Counts resourceapi.QualifiedName `json:"counts,omitempty"`
-}
-
 // Pools is a kind of pools that the administrator configures.
 type Pools string
 
@@ -205,12 +159,6 @@ type SRIOVPool struct {
 	NeedVhostNet    bool `json:"needVhostNet,omitempty"`    // containers also get /dev/vhost-net and /dev/net/tun
 	ExcludeTopology bool `json:"excludeTopology,omitempty"` // the kubelet gets no NUMA nodes
 }
-
-// AnyName is the Resource of an offer that accepts any name.
-const AnyName = "*"
-
-// IsUnnamed reports whether the offer has no resource name yet.
-func (o *Offer) IsUnnamed() bool { return strings.HasSuffix(o.Resource, "*") }
 
 // Shares is the capacity that containers consume when a device is shared by number.
 const Shares resourceapi.QualifiedName = "shares"

@@ -12,7 +12,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -234,30 +233,21 @@ func (in *input) chooseDevices() []rules.Offered {
 		return 2
 	}
 	slices.SortStableFunc(offered, func(a, b rules.Offered) int { return cmp.Compare(rank(a), rank(b)) })
-	left := make(map[string]map[string]resource.Quantity)
+	left := make(discovery.Budgets)
 	return slices.DeleteFunc(offered, func(d rules.Offered) bool { return !takeOf(left, &d) })
 }
 
-// takeOf subtracts the counters of a device from the rest of its physical device, and reports
-// whether enough was left.
-func takeOf(left map[string]map[string]resource.Quantity, d *rules.Offered) bool {
+// takeOf takes the counters of a device from its physical device, and reports whether enough was
+// left.
+func takeOf(left discovery.Budgets, d *rules.Offered) bool {
 	if d.PartOf == nil || d.PartOf.Counters == nil {
 		return true
 	}
-	if left[d.PartOf.Name] == nil {
-		left[d.PartOf.Name] = maps.Clone(d.PartOf.Counters)
+	budget := left.BudgetOf(&d.Device)
+	if !budget.SufficesFor(d.Takes) {
+		return false
 	}
-	counters := left[d.PartOf.Name]
-	for counter, quantity := range d.Takes {
-		if have := counters[counter]; have.Cmp(quantity) < 0 {
-			return false
-		}
-	}
-	for counter, quantity := range d.Takes {
-		rest := counters[counter].DeepCopy()
-		rest.Sub(quantity)
-		counters[counter] = rest
-	}
+	budget.TakeAmounts(d.Takes)
 	return true
 }
 

@@ -1,9 +1,13 @@
 package fleet
 
 import (
+	"slices"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
+
+	"chandler.dev/discovery"
 )
 
 // Amounts are quantities by name.
@@ -67,19 +71,15 @@ func (a Amounts) RoomFor(d *resourceapi.Device, asked map[resourceapi.QualifiedN
 }
 
 // countersLeft returns the rest of the counters of all pools, by pool and counter set.
-func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
-	left := make(map[ID]map[string]Amounts)
+func (f *Fleet) countersLeft() map[ID]discovery.Budgets {
+	left := make(map[ID]discovery.Budgets)
 	for _, slice := range current(f.Slices, "") {
 		pool := poolOf(slice)
 		for _, set := range slice.Spec.SharedCounters {
 			if left[pool] == nil {
-				left[pool] = make(map[string]Amounts)
+				left[pool] = make(discovery.Budgets)
 			}
-			amounts := make(Amounts)
-			for name, counter := range set.Counters {
-				amounts[name] = counter.Value.DeepCopy()
-			}
-			left[pool][set.Name] = amounts
+			left[pool][set.Name] = discovery.NewBudget(amountsOf(set.Counters))
 		}
 	}
 	for i := range f.Devices {
@@ -88,28 +88,24 @@ func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
 			continue // several claims for one shared device consume its counters once
 		}
 		for _, consumption := range d.Spec.ConsumesCounters {
-			set := left[ID{Driver: d.Driver, Pool: d.Pool}][consumption.CounterSet]
-			for name, counter := range consumption.Counters {
-				minus := counter.Value.DeepCopy()
-				minus.Neg()
-				if set != nil {
-					set.add(name, minus)
-				}
-			}
+			left[ID{Driver: d.Driver, Pool: d.Pool}][consumption.CounterSet].TakeAmounts(amountsOf(consumption.Counters))
 		}
 	}
 	return left
 }
 
-// SufficesFor reports whether enough is left of the counters that the device consumes.
-func SufficesFor(left map[string]Amounts, d *resourceapi.Device) bool {
-	for _, consumption := range d.ConsumesCounters {
-		set := left[consumption.CounterSet]
-		for name, counter := range consumption.Counters {
-			if have := set[name]; have.Cmp(counter.Value) < 0 {
-				return false
-			}
-		}
+// amountsOf returns the values of counters.
+func amountsOf(counters map[string]resourceapi.Counter) map[string]resource.Quantity {
+	amounts := make(map[string]resource.Quantity, len(counters))
+	for name, counter := range counters {
+		amounts[name] = counter.Value
 	}
-	return true
+	return amounts
+}
+
+// sufficesFor reports whether enough is left of the counters that the device consumes.
+func sufficesFor(left discovery.Budgets, d *resourceapi.Device) bool {
+	return !slices.ContainsFunc(d.ConsumesCounters, func(consumption resourceapi.DeviceCounterConsumption) bool {
+		return !left[consumption.CounterSet].SufficesFor(amountsOf(consumption.Counters))
+	})
 }

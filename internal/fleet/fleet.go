@@ -237,7 +237,7 @@ func (f *Fleet) setStates() {
 }
 
 // stateBy returns the state of a device, from its consumed capacity and the rest of all counters.
-func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State {
+func (d *Device) stateBy(consumed Amounts, left map[ID]discovery.Budgets) State {
 	shared := ptr.Deref(d.Spec.AllowMultipleAllocations, false)
 	taken := len(d.BlockingHolders()) > 0
 	switch {
@@ -245,7 +245,7 @@ func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State
 		return Held
 	case shared && !consumed.RoomFor(&d.Spec, nil):
 		return Held
-	case (!shared || !taken) && !SufficesFor(left[ID{Driver: d.Driver, Pool: d.Pool}], &d.Spec):
+	case (!shared || !taken) && !sufficesFor(left[ID{Driver: d.Driver, Pool: d.Pool}], &d.Spec):
 		return Held
 	case d.IsBlocked():
 		return Out

@@ -1,8 +1,6 @@
 package inventory
 
-import (
-	"k8s.io/apimachinery/pkg/api/resource"
-)
+import "chandler.dev/discovery"
 
 // setHoldings sets how much of each device is allocated, from its consumers and the counters of its
 // physical device.
@@ -38,7 +36,7 @@ func setHoldings(devices []*Device) {
 			d.Holding = Held
 		case whole && parts[d.Silicon]:
 			d.Holding = Partly
-		case part && !whole && wholes[d.Silicon], part && exceedsLeft(d.Offered.Takes, left[d.Silicon]):
+		case part && !whole && wholes[d.Silicon], part && !left.BudgetOf(&d.Offered.Device).SufficesFor(d.Offered.Takes):
 			d.Holding = Taken
 		}
 	}
@@ -60,38 +58,12 @@ func (d *Device) countHolds() (n int) {
 }
 
 // countersLeft returns the rest of the counters of each physical device.
-func countersLeft(devices []*Device) map[string]map[string]resource.Quantity {
-	left := make(map[string]map[string]resource.Quantity)
+func countersLeft(devices []*Device) discovery.Budgets {
+	left := make(discovery.Budgets)
 	for _, d := range devices {
-		if d.Offered.PartOf == nil || len(d.Offered.PartOf.Counters) == 0 {
-			continue
-		}
-		of := left[d.Silicon]
-		if of == nil {
-			of = make(map[string]resource.Quantity)
-			for name, quantity := range d.Offered.PartOf.Counters {
-				of[name] = quantity.DeepCopy()
-			}
-			left[d.Silicon] = of
-		}
-		if len(d.Holders) == 0 {
-			continue
-		}
-		for name, takes := range d.Offered.Takes {
-			rest := of[name]
-			rest.Sub(takes)
-			of[name] = rest
+		if d.Offered.PartOf != nil && len(d.Holders) > 0 {
+			left.BudgetOf(&d.Offered.Device).TakeAmounts(d.Offered.Takes)
 		}
 	}
 	return left
-}
-
-// exceedsLeft reports whether a device needs more of a counter than is left.
-func exceedsLeft(takes, left map[string]resource.Quantity) bool {
-	for name, quantity := range takes {
-		if rest, counted := left[name]; counted && quantity.Cmp(rest) > 0 {
-			return true
-		}
-	}
-	return false
 }

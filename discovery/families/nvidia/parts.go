@@ -52,7 +52,7 @@ func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]
 	}
 	for _, part := range free {
 		part.device.PartOf, part.device.Takes = silicon, p.takes(part.profile, part.at)
-		if !exceedsCounters(part.device.Takes, p.leftBeside(existing, part.at)) {
+		if p.leftBeside(existing, part.at).SufficesFor(part.device.Takes) {
 			devices = append(devices, part.device)
 		}
 	}
@@ -61,17 +61,17 @@ func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]
 
 // leftBeside returns the remaining counters after all existing instances, except those that make
 // room for an instance at the placement.
-func (p *parts) leftBeside(existing []part, at facts.Placement) map[string]resource.Quantity {
-	left := maps.Clone(p.counters)
+func (p *parts) leftBeside(existing []part, at facts.Placement) discovery.Budget[string] {
+	left := discovery.NewBudget(p.counters)
 	for i := range existing {
 		if !existing[i].at.Overlaps(at) {
-			subtractCounters(left, existing[i].device.Takes)
+			left.TakeAmounts(existing[i].device.Takes)
 		}
 	}
 	for _, empty := range p.told.Empty {
 		i := slices.IndexFunc(p.told.Profiles, func(of facts.Profile) bool { return of.Name == empty.Profile })
 		if i >= 0 && !empty.Overlaps(at) {
-			subtractCounters(left, p.takes(&p.told.Profiles[i], empty.Placement))
+			left.TakeAmounts(p.takes(&p.told.Profiles[i], empty.Placement))
 		}
 	}
 	return left
@@ -345,22 +345,4 @@ func (p *parts) takes(profile *facts.Profile, at facts.Placement) map[string]res
 		set(labelOf(profile.Name), 1)
 	}
 	return takes
-}
-
-// exceedsCounters reports whether takes exceeds the available counters.
-func exceedsCounters(takes, all map[string]resource.Quantity) bool {
-	for name, value := range takes {
-		if there := all[name]; value.Cmp(there) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-func subtractCounters(left, takes map[string]resource.Quantity) {
-	for name, value := range takes {
-		now := left[name].DeepCopy()
-		now.Sub(value)
-		left[name] = now
-	}
 }
