@@ -185,8 +185,6 @@ func New(config Config) *Driver {
 		SpecDir: config.CDI.Path, Dir: filepath.Join(d.dataDir(), metadataDir), EarlierDir: filepath.Join(d.dataDir(), earlierMetadataDir),
 		Files: disk.Files{FS: config.Disk}, Ledger: d.ledger,
 	}
-	d.ledger.AddOutput(d.metadata)
-	d.ledger.AddOutput(outputs.CDISpecs{Dir: config.CDI})
 	d.registration.Store(new(Unanswered))
 	d.Publisher = publish.New(publish.Config{NodeName: config.NodeName, NodeUID: config.NodeUID, KubeClient: config.KubeClient, PoolInput: d.poolInput})
 	d.view.Store(&view{next: make(chan struct{})})
@@ -195,6 +193,12 @@ func New(config Config) *Driver {
 		jobs: jobs{rescan: config.Rescan}, termination: ledger.DefaultTermination,
 	}
 	return d
+}
+
+// LedgerOutputs returns the driver's outputs for the ledger, in the order in which they are written. The CDI
+// specs come last: with its spec, a container may get the devices of a claim.
+func (d *Driver) LedgerOutputs() []ledger.Output {
+	return []ledger.Output{d.metadata, outputs.CDISpecs{Dir: d.config.CDI}}
 }
 
 // StartHelper starts the library's helper, which serves the kubelet's calls on sockets.

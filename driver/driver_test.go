@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -96,8 +97,8 @@ func (b *bench) start() *Driver {
 	b.config.Ledger = ledger.New(ledger.Config{Dir: b.state, Boot: b.boot, Disk: b.disk})
 	files := b.hostFiles
 	files.Files.FS = b.disk
-	b.config.Ledger.AddOutput(ledger.HostFiles{Writer: files})
 	d := New(b.config)
+	b.config.Ledger.SetOutputs(slices.Concat([]ledger.Output{ledger.HostFiles{Writer: files}}, d.LedgerOutputs())...)
 	d.claims.termination = b.termination
 	return d
 }

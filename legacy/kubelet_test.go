@@ -49,9 +49,7 @@ func ledgerOf(k *kubelettest.Kubelet, outputs ...ledger.Output) *ledger.Ledger {
 		Termination:      func(string, string) (time.Duration, bool) { return 0, true },
 		RequestsResource: func(_, pod, _ string) (bool, bool) { return pod != "agent", true },
 	})
-	for _, o := range outputs {
-		l.AddOutput(o)
-	}
+	l.SetOutputs(outputs...)
 	return l
 }
 

@@ -718,7 +718,7 @@ func TestGrantOutlastsItsOutputs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")
 		removed, free := 0, false
-		k.AddOutput(whileRemoved{look: func() {
+		k.SetOutputs(whileRemoved{look: func() {
 			removed++
 			free = free || k.View(k.stock).BlockedBy(dra, "", wantAll("a")) == nil
 		}})

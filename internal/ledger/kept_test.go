@@ -125,7 +125,7 @@ func (p *passer) GrantsReplaced(earlier []*allocation.Grant) error {
 func TestPass(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}
-	l.AddOutput(p)
+	l.SetOutputs(p)
 	s := stocktest.New(stocktest.NewGPU("gpu-0", 1))
 	grant := func() *allocation.Grant {
 		return &allocation.Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
@@ -160,7 +160,7 @@ func TestPass(t *testing.T) {
 func TestPassOfLost(t *testing.T) {
 	l := newBench(t).Ledger
 	p := &passer{ledger: l}
-	l.AddOutput(p)
+	l.SetOutputs(p)
 	s := stocktest.New(stocktest.NewGPU("gpu-0", 1))
 	grant := func() *allocation.Grant {
 		return &allocation.Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}

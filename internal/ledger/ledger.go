@@ -98,9 +98,9 @@ func New(config Config) *Ledger {
 	}
 }
 
-// AddOutput adds an output whose files are written and removed with entries. Outputs are written in
-// the order of these calls, and removed in reverse order. AddOutput must be called before Open.
-func (l *Ledger) AddOutput(o Output) { l.outputs = append(l.outputs, o) }
+// SetOutputs sets the outputs whose files are written and removed with entries. Outputs are written in
+// the given order, and removed in reverse order. SetOutputs must be called before Open.
+func (l *Ledger) SetOutputs(outputs ...Output) { l.outputs = outputs }
 
 // WaitOpen returns a channel that is closed once the ledger is open.
 func (l *Ledger) WaitOpen() <-chan struct{} { return l.openedSignal }

@@ -107,7 +107,7 @@ func newBench(t *testing.T) *bench {
 func (b *bench) open() *bench {
 	b.t.Helper()
 	b.Ledger = New(b.config)
-	b.AddOutput(b.notes)
+	b.SetOutputs(b.notes)
 	problems, err := b.Open(b.t.Context())
 	if err != nil {
 		b.t.Fatal(err)

@@ -289,7 +289,7 @@ func TestSpecsThatCannotBeListed(t *testing.T) {
 	}
 	b.notes.unlisted = errors.New("input/output error")
 	b.Ledger = New(b.config)
-	b.AddOutput(b.notes)
+	b.SetOutputs(b.notes)
 	if _, err := b.Open(t.Context()); !errors.Is(err, b.notes.unlisted) || b.isOpen() || !b.notes.of["uid-c"] {
 		t.Errorf("opened: %v, %t; outputs %v", err, b.isOpen(), b.notes.of)
 	}

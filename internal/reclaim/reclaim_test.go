@@ -91,7 +91,7 @@ func (b *bench) open() (problems []error) {
 		Users:  func(allocation.Owner) []string { return b.listed },
 		PodsOf: func(ctx context.Context) (map[types.NamespacedName]Pod, error) { return b.podsOf(ctx) },
 	})
-	b.ledger.AddOutput(b.Manager)
+	b.ledger.SetOutputs(b.Manager)
 	problems = b.Load()
 	if _, err := b.ledger.Open(b.t.Context()); err != nil {
 		b.t.Fatal(err)

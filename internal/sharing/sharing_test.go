@@ -180,7 +180,7 @@ func TestDeviceFaults(t *testing.T) {
 func allocateClaim(t *testing.T, o *Manager) {
 	t.Helper()
 	o.config.Ledger = ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
-	o.config.Ledger.AddOutput(o)
+	o.config.Ledger.SetOutputs(o)
 	if _, err := o.config.Ledger.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -101,9 +101,6 @@ func newAgent(config Config) *agent {
 	a.watch.observe, a.watch.settings, a.watch.isHeld = a.metrics.ObserveScan, a.settings.inForce, a.isHeld
 	a.watch.describe, a.watch.withhold = a.changes.DescribeDevices, a.changes.WithheldDevices
 	a.removal = &removalOrders{config: &a.Config, ledger: a.ledger, placed: a.placedDevices.Load, pendingUndo: a.changes.PendingUndo, changed: make(chan struct{}, 1)}
-	a.ledger.AddOutput(a.changes.Reclaim)
-	a.ledger.AddOutput(a.changes.SharingDaemons)
-	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
 	a.devicePlugin = legacy.New(legacy.Config{
 		Kubelet:     config.Kubelet.DevicePlugins,
 		ListPods:    a.cluster.ListDevices,
@@ -153,7 +150,16 @@ func newAgent(config Config) *agent {
 		ResourceOf:       a.classes.resourceOf,
 		OnClaimEnd:       a.changes.CheckUndo,
 	})
+	a.ledger.SetOutputs(a.outputs()...)
 	return a
+}
+
+// outputs returns the outputs of the ledger, in the order in which they are written. They are removed
+// in reverse order: after the CDI spec is removed, no further container gets the devices of a claim,
+// so the sharing daemons can end, and finally reclaim withholds the devices.
+func (a *agent) outputs() []ledger.Output {
+	own := []ledger.Output{a.changes.Reclaim, a.changes.SharingDaemons, ledger.HostFiles{Writer: a.HostFiles}}
+	return append(own, a.driver.LedgerOutputs()...)
 }
 
 func (a *agent) run(parent context.Context) error {

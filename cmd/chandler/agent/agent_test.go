@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -424,3 +425,16 @@ func TestAgentOpensItsLedgerAgain(t *testing.T) {
 
 // withdrawalLimit is longer than a free device takes to leave DRA.
 const withdrawalLimit = 2 * placement.WithdrawalTime
+
+// The CDI spec of a claim is written last and removed first, so that a container gets no device
+// before the other outputs are written, or after one of them is removed.
+func TestOutputsInOrder(t *testing.T) {
+	var order []string
+	for _, o := range newAgent(newNode(t).config(&rules.Rules{})).outputs() {
+		order = append(order, fmt.Sprintf("%T", o))
+	}
+	want := []string{"*reclaim.Manager", "*sharing.Manager", "ledger.HostFiles", "*outputs.Metadata", "outputs.CDISpecs"}
+	if !slices.Equal(order, want) {
+		t.Errorf("outputs in the order %v, want %v", order, want)
+	}
+}

@@ -63,7 +63,7 @@ func run(address string, pod types.UID, method string) error {
 		Snapshot: func() *discovery.Snapshot { return &discovery.Snapshot{Devices: []discovery.Device{d}} },
 		PodOf:    func(allocation.Owner) types.UID { return "" }, Changed: func() {},
 	})
-	l.AddOutput(keeper)
+	l.SetOutputs(keeper)
 	if _, err := l.Open(context.Background()); err != nil {
 		return err
 	}
