@@ -3,6 +3,13 @@
 // health to the kubelet. The package contains no vendor-specific code. Of the host it reads only
 // the device nodes and network interfaces that it gives to containers.
 //
+// # From the call to the CDI spec
+//
+// A call begins in calls.go, and prepare.go has the steps for one claim in their order. The steps are
+// in devices.go (the devices of the claim), requests.go (parameters, programs and edits of each
+// request), configure.go (work on devices) and verify.go (whether the devices are still the allocated
+// ones). The ledger records the claim, and writes the CDI spec last.
+//
 // # Publishing
 //
 // Package publish writes the slices. The driver gives it the input: the snapshot, and the claims,

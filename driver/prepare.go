@@ -10,11 +10,9 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
@@ -23,98 +21,9 @@ import (
 	"chandler.dev/driver/publish"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/traces"
 )
-
-// maxAtOnce limits how many claims of one call are processed concurrently.
-const maxAtOnce = 16
-
-// PrepareResourceClaims prepares each claim separately, so that one failure does not affect other
-// claims. It waits until this instance is active, unless there are no claims, as in [Driver.Probe].
-// It implements [kubeletplugin.DRAPlugin] and is not for other callers.
-func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	if len(claims) == 0 {
-		return nil, nil
-	}
-	d.timeRead(ctx)
-	ctx, cancel := inTime(ctx)
-	defer cancel()
-	done, err := d.calls.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	patient, cancel := context.WithTimeout(ctx, passLimit)
-	defer cancel()
-	results := make([]kubeletplugin.PrepareResult, len(claims))
-	runEach(len(claims), func(i int) {
-		var devices []kubeletplugin.Device
-		named := kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: claims[i].Namespace, Name: claims[i].Name}, UID: claims[i].UID}
-		err := d.timeClaim(ctx, "prepare", named, func(ctx context.Context) (err error) {
-			devices, err = d.claims.preparePatiently(ctx, patient, claims[i])
-			return err
-		})
-		if err != nil {
-			klog.FromContext(ctx).Info("A claim is not prepared", "claim", klog.KObj(claims[i]), "uid", claims[i].UID, "reason", err.Error())
-			if RefusalOf(err) == RefusedHeld {
-				notify(d.claimRefused)
-			}
-			err = fmt.Errorf("prepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
-		}
-		results[i] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
-	})
-	notify(d.claimPrepared)
-	answer := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
-	for i, claim := range claims {
-		answer[claim.UID] = results[i]
-	}
-	return answer, nil
-}
-
-// UnprepareResourceClaims releases each claim separately. It needs neither the API server nor the
-// host. It implements [kubeletplugin.DRAPlugin] and is not for other callers.
-func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	ctx, cancel := inTime(ctx)
-	defer cancel()
-	done, err := d.calls.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	results := make([]error, len(claims))
-	runEach(len(claims), func(i int) {
-		err := d.timeClaim(ctx, "unprepare", claims[i], func(ctx context.Context) error { return d.claims.endClaim(ctx, claims[i].UID) })
-		if err != nil {
-			klog.FromContext(ctx).Info("A claim is not unprepared", "claim", klog.KRef(claims[i].Namespace, claims[i].Name), "uid", claims[i].UID, "reason", err.Error())
-			results[i] = fmt.Errorf("unprepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
-		}
-	})
-	answer := make(map[types.UID]error, len(claims))
-	for i, claim := range claims {
-		answer[claim.UID] = results[i]
-	}
-	return answer, nil
-}
-
-// runEach calls work for the numbers below n, at most maxAtOnce at a time. For n = 1, as in most
-// calls, it calls work directly, since on a busy machine the start of another thread takes as long
-// as the work.
-func runEach(n int, work func(i int)) {
-	if n == 1 {
-		work(0)
-		return
-	}
-	var group sync.WaitGroup
-	slots := make(chan struct{}, maxAtOnce)
-	for i := range n {
-		slots <- struct{}{}
-		group.Go(func() {
-			defer func() { <-slots }()
-			work(i)
-		})
-	}
-	group.Wait()
-}
 
 // claimHandler prepares and ends claims.
 type claimHandler struct {
@@ -128,6 +37,58 @@ type claimHandler struct {
 	choices        choices
 	newAllocations sync.Map      // first sight of a new allocation of a claim, by UID
 	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run; replaced in tests
+}
+
+// passLimit is how long a call waits for devices that will soon be available, such as devices that
+// are being reclaimed, returned to their driver, created or removed. The kubelet does not treat a
+// refusal as a failure of the pod (SyncPod in pkg/kubelet/kuberuntime/kuberuntime_manager.go, 1.28
+// to 1.37), and calls again at the next synchronization of the pod, after 60 to 90 seconds. It
+// waits 45 seconds for an answer (see [callLimit]); the rest of this time is for the remaining
+// stages.
+const passLimit = 15 * time.Second
+
+// passInterval is the longest pause between two tries of a waiting call.
+const passInterval = time.Second
+
+// preparePatiently prepares a claim. After a temporary refusal it tries again until the patience
+// context ends. It holds no lock between tries.
+func (h *claimHandler) preparePatiently(ctx, patience context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
+	for waited := false; ; waited = true {
+		freed, view := h.ledger.FreedSignal(), h.view.Load()
+		devices, err = h.prepareSafely(ctx, claim)
+		if !isTransient(err, waited) || patience.Err() != nil {
+			return devices, err
+		}
+		_, end := traces.StartStage(ctx, "wait until the device is free")
+		timer := time.NewTimer(passInterval)
+		select {
+		case <-freed:
+		case <-view.next:
+		case <-timer.C:
+		case <-patience.Done():
+		case <-h.calls.stopping:
+		}
+		timer.Stop()
+		end(err)
+		if patience.Err() != nil || isClosed(h.calls.stopping) {
+			return devices, err
+		}
+	}
+}
+
+// isTransient reports whether a refusal is temporary, and will usually pass within seconds. While a
+// call waits, this includes a device that is gone or changed: the scan may have been older than the
+// return or removal of the device.
+func isTransient(err error, waited bool) bool {
+	var blocked *exclusion.Blocked
+	switch {
+	case errors.As(err, &blocked):
+		return blocked.Reclaiming || blocked.Changing
+	case errors.Is(err, discovery.ErrTransient):
+		return true
+	}
+	reason := RefusalOf(err)
+	return waited && (reason == RefusedGone || reason == RefusedChanged)
 }
 
 // prepareSafely prepares a claim. A panic is a defect in the agent, but must not affect other
@@ -209,6 +170,29 @@ type plan struct {
 	orders  []discovery.Order // orders for the claim's programs
 	view    *view
 }
+
+// isAnswered reports whether the claim is already prepared with the same allocation and the same
+// device nodes.
+func (p *plan) isAnswered() bool {
+	if !p.isKept() {
+		return false
+	}
+	for i := range p.wanted.Results {
+		if !slices.Equal(p.wanted.Results[i].Nodes, p.earlier.Results[i].Nodes) {
+			return false
+		}
+	}
+	return true
+}
+
+// has reports whether the claim was given the same allocation in this boot.
+func (p *plan) has() bool {
+	return (p.state == allocation.Allocated || p.state == allocation.Configuring) && p.earlier.SameAllocation(p.wanted)
+}
+
+// isKept reports whether a container may have the claim's devices. No container has devices under
+// configuration.
+func (p *plan) isKept() bool { return p.has() && p.state == allocation.Allocated }
 
 // planClaim looks up the devices of the claim, and returns an error if the claim cannot have them.
 func (h *claimHandler) planClaim(ctx context.Context, claim *resourceapi.ResourceClaim) (*plan, error) {
@@ -303,6 +287,16 @@ func (h *claimHandler) recordClaim(ctx context.Context, plan *plan) error {
 	return nil
 }
 
+// startDaemons starts the programs of a claim, and returns when they are ready. The claim already
+// has its devices, and keeps them after a failure. Programs that were started end with the claim.
+func (h *claimHandler) startDaemons(ctx context.Context, p *plan) error {
+	if len(p.orders) == 0 {
+		return nil
+	}
+	err := traces.Do(ctx, "request sharing daemons", func() error { return h.config.StartDaemons(ctx, p.wanted.UID, p.orders) })
+	return withRefusal(RefusedConfiguring, err)
+}
+
 // endClaim ends a claim. Missing files are not an error. After a failure the claim keeps its
 // devices.
 func (h *claimHandler) endClaim(ctx context.Context, uid types.UID) error {
@@ -347,124 +341,6 @@ func (h *claimHandler) offeredFor(r *allocation.Claim) bool {
 		return !found || device.Sharing != nil || result.Consumes != nil || device.Interchangeable != ""
 	})
 }
-
-// newClaim returns the record of a claim without the edits, and the devices of its results. It
-// includes only results of this driver.
-func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*allocation.Claim, []rules.Offered, error) {
-	r := h.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
-	r.Pod, r.Users, r.WithoutStatus = extendedResourcePod(claim), usersOf(claim), !hasStatus(claim)
-	if claim.Status.Allocation == nil {
-		return nil, nil, errors.New("not allocated")
-	}
-	var devices []rules.Offered
-	for i, allocated := range claim.Status.Allocation.Devices.Results {
-		if allocated.Driver != discovery.Domain {
-			continue
-		}
-		if allocated.Pool != h.config.NodeName {
-			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, h.config.NodeName)
-		}
-		device, found := view.Device(allocated.Device)
-		given := []rules.Offered{device}
-		if !found {
-			chosen, err := h.chooseDevices(r, &allocated, view)
-			if err != nil {
-				return nil, nil, fmt.Errorf("request %s: %w", allocated.Request, err)
-			}
-			given = chosen
-		}
-		for j := range given {
-			result := newResult(claim.UID, i, &allocated, &given[j], !found)
-			if r.Pod != "" && h.config.ResourceOf != nil {
-				result.Resource = h.config.ResourceOf(classOf(claim, allocated.Request))
-			}
-			for name, taken := range result.Consumes {
-				if taken.Sign() < 0 {
-					return nil, nil, fmt.Errorf("request %s: device %s: %s of its %s would be consumed", allocated.Request, allocated.Device, taken.String(), name)
-				}
-			}
-			r.Results = append(r.Results, result)
-		}
-		devices = append(devices, given...)
-	}
-	return r, devices, nil
-}
-
-// usersOf returns the pods that a claim is reserved for.
-func usersOf(claim *resourceapi.ResourceClaim) (pods []types.UID) {
-	for _, consumer := range claim.Status.ReservedFor {
-		if consumer.APIGroup == "" && consumer.Resource == "pods" {
-			pods = append(pods, consumer.UID)
-		}
-	}
-	return pods
-}
-
-// newResult returns the record of an allocation result, whose device was chosen if the allocation has a
-// common name.
-func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered, chosen bool) allocation.Result {
-	r := allocationOf(allocated)
-	r.Shared = device.Shareable
-	r.Silicon, r.Whole, r.Takes = device.Silicon(), device.PartOf == nil, device.Takes
-	r.Source, r.Identity, r.Driver = device.Name, device.Identity, device.Attributes.String("driver")
-	if !r.Shared && !chosen {
-		r.Consumes = consumedCapacity(allocated, device)
-	}
-	if _, numbered := r.Consumes[discovery.Shares]; numbered {
-		r.Shares = device.Shares()
-	}
-	r.CDI = cdi.Name(uid, i, r.GivenDevice(), r.ShareID)
-	for _, f := range device.FilesAs(device.Resource()) {
-		r.Files = append(r.Files, allocation.HostFile(f))
-	}
-	return r
-}
-
-// allocationOf returns the part of a record that identifies an allocation result.
-func allocationOf(allocated *resourceapi.DeviceRequestAllocationResult) allocation.Result {
-	return allocation.Result{
-		Request: allocated.Request,
-		Pool:    allocated.Pool,
-		Device:  allocated.Device,
-		ShareID: ptr.Deref(allocated.ShareID, ""),
-		Admin:   ptr.Deref(allocated.AdminAccess, false),
-	}
-}
-
-// consumedCapacity returns how much an allocation consumes of a shared device, or nil for an
-// exclusive allocation.
-func consumedCapacity(allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
-	switch {
-	case allocated.ShareID != nil:
-		return allocated.ConsumedCapacity
-	case device.Sharing != nil && allocated.Device != device.Name: // a numbered share
-		return map[resourceapi.QualifiedName]resource.Quantity{device.Sharing.Capacity: device.Sharing.Unit}
-	}
-	return nil
-}
-
-// isAnswered reports whether the claim is already prepared with the same allocation and the same
-// device nodes.
-func (p *plan) isAnswered() bool {
-	if !p.isKept() {
-		return false
-	}
-	for i := range p.wanted.Results {
-		if !slices.Equal(p.wanted.Results[i].Nodes, p.earlier.Results[i].Nodes) {
-			return false
-		}
-	}
-	return true
-}
-
-// has reports whether the claim was given the same allocation in this boot.
-func (p *plan) has() bool {
-	return (p.state == allocation.Allocated || p.state == allocation.Configuring) && p.earlier.SameAllocation(p.wanted)
-}
-
-// isKept reports whether a container may have the claim's devices. No container has devices under
-// configuration.
-func (p *plan) isKept() bool { return p.has() && p.state == allocation.Allocated }
 
 // preparedDevices returns the kubelet's answer for a prepared claim. A device's own CDI ID comes
 // first, since the kubelet uses it as the key of health reports.

@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver/publish"
-	"chandler.dev/internal/ledger/allocation"
 )
 
 // swapLoop reads the claims of each device that was replaced, once for each replacement. These
@@ -72,23 +70,6 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 	}
 	for name, claims := range promised {
 		v.identities[name].promisedTo.Store(&claims)
-	}
-	return nil
-}
-
-// sameSince returns an error if the device was replaced after its allocation to the claim. It
-// recognises a later allocation by its timestamp, which only servers since Kubernetes 1.36 store.
-func (v *view) sameSince(claim *resourceapi.ResourceClaim, r *allocation.Result) error {
-	seen, allocated := v.identities[r.Source], claim.Status.Allocation.AllocationTimestamp
-	if seen.promisedTo == nil || allocated == nil {
-		return nil
-	}
-	promised := seen.promisedTo.Load()
-	if promised == nil {
-		return fmt.Errorf("device %s was swapped: it is %s now and was %s; it is not yet known whether it was allocated to the claim before the swap", r.Device, seen.now, seen.before)
-	}
-	if at, was := (*promised)[claim.UID]; was && at.Equal(allocated) {
-		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was allocated", r.Device, seen.now, seen.before)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"path"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -32,6 +33,34 @@ func verify(r *allocation.Result, host fs.FS, earlier *allocation.Result) error 
 			return fmt.Errorf("device %s: %w", r.Device, err)
 		}
 		r.Nodes = append(r.Nodes, found)
+	}
+	return nil
+}
+
+// sameSilicon returns an error that describes how the device differs from the prepared device.
+func sameSilicon(r, earlier *allocation.Result) error {
+	if earlier.Identity != "" && r.Identity != "" && earlier.Identity != r.Identity {
+		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was prepared", r.Device, r.Identity, earlier.Identity)
+	}
+	if earlier.Driver != "" && earlier.Driver != r.Driver {
+		return fmt.Errorf("device %s has changed drivers: %q is bound to it now and %q was when the claim was prepared", r.Device, r.Driver, earlier.Driver)
+	}
+	return nil
+}
+
+// sameSince returns an error if the device was replaced after its allocation to the claim. It
+// recognises a later allocation by its timestamp, which only servers since Kubernetes 1.36 store.
+func (v *view) sameSince(claim *resourceapi.ResourceClaim, r *allocation.Result) error {
+	seen, allocated := v.identities[r.Source], claim.Status.Allocation.AllocationTimestamp
+	if seen.promisedTo == nil || allocated == nil {
+		return nil
+	}
+	promised := seen.promisedTo.Load()
+	if promised == nil {
+		return fmt.Errorf("device %s was swapped: it is %s now and was %s; it is not yet known whether it was allocated to the claim before the swap", r.Device, seen.now, seen.before)
+	}
+	if at, was := (*promised)[claim.UID]; was && at.Equal(allocated) {
+		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was allocated", r.Device, seen.now, seen.before)
 	}
 	return nil
 }
@@ -68,17 +97,6 @@ func verifyInterfaces(r *allocation.Result, device *discovery.Device, host fs.FS
 		if err != nil || !strings.HasPrefix(path.Join(class, target), device.Source+"/") {
 			return discovery.TransientError(fmt.Errorf("device %s: its network interface is not called %s any more", r.Device, name))
 		}
-	}
-	return nil
-}
-
-// sameSilicon returns an error that describes how the device differs from the prepared device.
-func sameSilicon(r, earlier *allocation.Result) error {
-	if earlier.Identity != "" && r.Identity != "" && earlier.Identity != r.Identity {
-		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was prepared", r.Device, r.Identity, earlier.Identity)
-	}
-	if earlier.Driver != "" && earlier.Driver != r.Driver {
-		return fmt.Errorf("device %s has changed drivers: %q is bound to it now and %q was when the claim was prepared", r.Device, r.Driver, earlier.Driver)
 	}
 	return nil
 }

@@ -2,19 +2,144 @@ package driver
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
+	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/ledger/exclusion"
 )
+
+// newClaim returns the record of a claim without the edits, and the devices of its results. It
+// includes only results of this driver.
+func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*allocation.Claim, []rules.Offered, error) {
+	r := h.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
+	r.Pod, r.Users, r.WithoutStatus = extendedResourcePod(claim), usersOf(claim), !hasStatus(claim)
+	if claim.Status.Allocation == nil {
+		return nil, nil, errors.New("not allocated")
+	}
+	var devices []rules.Offered
+	for i, allocated := range claim.Status.Allocation.Devices.Results {
+		if allocated.Driver != discovery.Domain {
+			continue
+		}
+		if allocated.Pool != h.config.NodeName {
+			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, h.config.NodeName)
+		}
+		device, found := view.Device(allocated.Device)
+		given := []rules.Offered{device}
+		if !found {
+			chosen, err := h.chooseDevices(r, &allocated, view)
+			if err != nil {
+				return nil, nil, fmt.Errorf("request %s: %w", allocated.Request, err)
+			}
+			given = chosen
+		}
+		for j := range given {
+			result := newResult(claim.UID, i, &allocated, &given[j], !found)
+			if r.Pod != "" && h.config.ResourceOf != nil {
+				result.Resource = h.config.ResourceOf(classOf(claim, allocated.Request))
+			}
+			for name, taken := range result.Consumes {
+				if taken.Sign() < 0 {
+					return nil, nil, fmt.Errorf("request %s: device %s: %s of its %s would be consumed", allocated.Request, allocated.Device, taken.String(), name)
+				}
+			}
+			r.Results = append(r.Results, result)
+		}
+		devices = append(devices, given...)
+	}
+	return r, devices, nil
+}
+
+// usersOf returns the pods that a claim is reserved for.
+func usersOf(claim *resourceapi.ResourceClaim) (pods []types.UID) {
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			pods = append(pods, consumer.UID)
+		}
+	}
+	return pods
+}
+
+// extendedResourcePod returns the pod for whose extended resources the scheduler made a claim, and
+// "" for other claims. The pod is the controller of such a claim
+// (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, in 1.34 to 1.37).
+func extendedResourcePod(claim *resourceapi.ResourceClaim) string {
+	if claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true" {
+		return ""
+	}
+	for _, owner := range claim.OwnerReferences {
+		if owner.Kind == "Pod" && owner.Controller != nil && *owner.Controller {
+			return owner.Name
+		}
+	}
+	return ""
+}
+
+// classOf returns the DeviceClass of a request. Each request of a claim for extended resources
+// names one.
+func classOf(claim *resourceapi.ResourceClaim, request string) string {
+	for i := range claim.Spec.Devices.Requests {
+		if r := &claim.Spec.Devices.Requests[i]; r.Name == request && r.Exactly != nil {
+			return r.Exactly.DeviceClassName
+		}
+	}
+	return ""
+}
+
+// newResult returns the record of an allocation result, whose device was chosen if the allocation has a
+// common name.
+func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered, chosen bool) allocation.Result {
+	r := allocationOf(allocated)
+	r.Shared = device.Shareable
+	r.Silicon, r.Whole, r.Takes = device.Silicon(), device.PartOf == nil, device.Takes
+	r.Source, r.Identity, r.Driver = device.Name, device.Identity, device.Attributes.String("driver")
+	if !r.Shared && !chosen {
+		r.Consumes = consumedCapacity(allocated, device)
+	}
+	if _, numbered := r.Consumes[discovery.Shares]; numbered {
+		r.Shares = device.Shares()
+	}
+	r.CDI = cdi.Name(uid, i, r.GivenDevice(), r.ShareID)
+	for _, f := range device.FilesAs(device.Resource()) {
+		r.Files = append(r.Files, allocation.HostFile(f))
+	}
+	return r
+}
+
+// allocationOf returns the part of a record that identifies an allocation result.
+func allocationOf(allocated *resourceapi.DeviceRequestAllocationResult) allocation.Result {
+	return allocation.Result{
+		Request: allocated.Request,
+		Pool:    allocated.Pool,
+		Device:  allocated.Device,
+		ShareID: ptr.Deref(allocated.ShareID, ""),
+		Admin:   ptr.Deref(allocated.AdminAccess, false),
+	}
+}
+
+// consumedCapacity returns how much an allocation consumes of a shared device, or nil for an
+// exclusive allocation.
+func consumedCapacity(allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
+	switch {
+	case allocated.ShareID != nil:
+		return allocated.ConsumedCapacity
+	case device.Sharing != nil && allocated.Device != device.Name: // a numbered share
+		return map[resourceapi.QualifiedName]resource.Quantity{device.Sharing.Capacity: device.Sharing.Unit}
+	}
+	return nil
+}
 
 // choices are the interchangeable devices that calls in progress have chosen, so that concurrent
 // calls choose different ones. The ledger decides whether a claim gets the chosen device.

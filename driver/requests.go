@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -8,12 +10,104 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger/allocation"
 )
+
+// requestParameters returns the parameters of each request from the claim and its device classes.
+// The device class comes first in the allocation, so that the claim overrides it. Invalid
+// parameters are an error.
+func (h *claimHandler) requestParameters(claim *resourceapi.ResourceClaim, results []allocation.Result) (map[string]discovery.Parameters, error) {
+	asked := make(map[string]discovery.Parameters)
+	var errs []error
+	for _, r := range results {
+		if _, seen := asked[r.Request]; !seen {
+			parameters, err := h.readParameters(claim, r.Request)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
+			}
+			asked[r.Request] = parameters
+		}
+	}
+	return asked, errors.Join(errs...)
+}
+
+// accept returns an error if devices do not support the parameters of their requests.
+func (h *claimHandler) accept(results []allocation.Result, devices []rules.Offered, asked map[string]discovery.Parameters) error {
+	given := make(map[string][]rules.Offered)
+	var errs []error
+	for i, r := range results {
+		switch {
+		case !r.Admin:
+			given[r.Request] = append(given[r.Request], devices[i])
+		case len(asked[r.Request]) > 0:
+			errs = append(errs, fmt.Errorf("request %s: parameters: with admin access device %s is not the claim's alone, and nothing of it is changed", r.Request, r.Device))
+		}
+	}
+	for _, request := range slices.Sorted(maps.Keys(given)) {
+		if err := h.config.AcceptParameters(rules.PlainDevices(given[request]), asked[request]); err != nil {
+			errs = append(errs, fmt.Errorf("request %s: parameters: %w", request, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// readParameters joins the parameters of a request for this driver.
+func (h *claimHandler) readParameters(claim *resourceapi.ResourceClaim, request string) (discovery.Parameters, error) {
+	joined := make(discovery.Parameters)
+	var errs []error
+	result := resourceapi.DeviceRequestAllocationResult{Request: request}
+	for _, config := range resourceclaim.ConfigForResult(claim.Status.Allocation.Devices.Config, result) {
+		if config.Opaque.Driver != discovery.Domain {
+			continue
+		}
+		parameters, err := h.config.ReadParameters(config.Opaque.Parameters.Raw)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("parameters %s: %w", config.Source, err))
+		}
+		maps.Copy(joined, parameters)
+	}
+	return joined, errors.Join(errs...)
+}
+
+// claimOrders returns the orders for programs that must run for a claim. They require devices with
+// an exclusive allocation.
+func (h *claimHandler) claimOrders(results []allocation.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
+	if h.config.OrderDaemons == nil {
+		return nil, nil
+	}
+	var all [][]discovery.Order
+	var seen []string
+	for _, result := range results {
+		request := result.Request
+		if slices.Contains(seen, request) || len(parameters[request]) == 0 {
+			continue
+		}
+		seen = append(seen, request)
+		var given []discovery.Device
+		alone := true
+		for i := range results {
+			if r := &results[i]; r.Request == request {
+				given = append(given, devices[i].Device)
+				alone = alone && !r.Admin && !r.Shared && r.Consumes == nil
+			}
+		}
+		orders := h.config.OrderDaemons(given, parameters[request])
+		if len(orders) > 0 && !alone {
+			return nil, fmt.Errorf("request %s: parameters: it has devices that are not the claim's alone", request)
+		}
+		all = append(all, orders)
+	}
+	orders, err := discovery.JoinOrders(all...)
+	if err != nil {
+		return nil, fmt.Errorf("parameters: %w", err)
+	}
+	return orders, nil
+}
 
 // devicesVariable contains the device names of a request, separated by commas.
 const devicesVariable = "CHANDLER_DEVICES"
