@@ -228,7 +228,7 @@ func (h *claimHandler) chooseDevices(c *allocation.Claim, allocated *resourceapi
 		hasAlready := func(r allocation.Result) bool { return r.Source == device.Name }
 		switch b := present.BlockedBy(discovery.ModeDRA, c.Key(), []allocation.Hold{hold}); {
 		case !device.Health.IsUsable() && !isBefore(device), slices.ContainsFunc(c.Results, hasAlready):
-		case b != nil && (blocked == nil || b.Reclaiming || b.Changing):
+		case b != nil && (blocked == nil || b.IsTransient()):
 			blocked = b
 		case b == nil && (wanted.Admin || h.reserveFree(device.Name, c, hold, v)):
 			chosen = append(chosen, *device)

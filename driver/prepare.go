@@ -83,7 +83,7 @@ func isTransient(err error, waited bool) bool {
 	var blocked *exclusion.Blocked
 	switch {
 	case errors.As(err, &blocked):
-		return blocked.Reclaiming || blocked.Changing
+		return blocked.IsTransient()
 	case errors.Is(err, discovery.ErrTransient):
 		return true
 	}

@@ -108,11 +108,11 @@ func (p *Plugin) giveGrants(ctx context.Context, stock *list.Stock, grants []*al
 		if errors.As(err, &blocked) && blocked.Starting != nil && p.joinsGrant(ctx, grants, blocked.Starting) {
 			continue
 		}
-		again := errors.As(err, &blocked) && (blocked.ForgottenByKubelet && time.Since(began) <= endTimeout || blocked.Reclaiming && time.Since(began) < passLimit)
+		again := errors.As(err, &blocked) && (blocked.Kind == exclusion.ForgottenByKubelet && time.Since(began) <= endTimeout || blocked.Kind == exclusion.Reclaiming && time.Since(began) < passLimit)
 		if !again || ctx.Err() != nil {
 			return err
 		}
-		if blocked.Reclaiming {
+		if blocked.Kind == exclusion.Reclaiming {
 			_ = traces.Do(ctx, "wait until the device is free", func() error { waitFor(ctx, freed); return err })
 		}
 	}

@@ -110,7 +110,7 @@ func (c *core) mayOpen(holds []allocation.Hold, own []types.UID, s exclusion.Sto
 		}
 		asked[h.Device] = true
 		if who := c.config.OpenBy(&d.Device, own); who != "" {
-			return &exclusion.Blocked{Device: h.Device, OwnedDevice: h.Device, Reclaiming: true, OwnerText: who}
+			return &exclusion.Blocked{Device: h.Device, OwnedDevice: h.Device, Kind: exclusion.Reclaiming, OwnerText: who}
 		}
 	}
 	return nil

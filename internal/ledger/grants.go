@@ -95,7 +95,7 @@ func (gs *Grants) reserve(s exclusion.Stock, grants []*allocation.Grant) (before
 			b = blocked(g)
 		}
 		if a := before[i]; b == nil && a != nil && a.Entry.(*allocation.Grant).IsLost {
-			b = &exclusion.Blocked{Device: g.ID, Owner: a.Entry.Owner(), ForgottenByKubelet: true, OwnerText: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.Entry.Owner())}
+			b = &exclusion.Blocked{Device: g.ID, Owner: a.Entry.Owner(), Kind: exclusion.ForgottenByKubelet, OwnerText: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.Entry.Owner())}
 		}
 		if b != nil {
 			gs.unreserve(grants[:i], before)

@@ -64,7 +64,7 @@ func TestKeptShareOfAnotherNumber(t *testing.T) {
 	next := l.NewClaim("new", "default", "new")
 	next.Results = []allocation.Result{share(3)}
 	var blocked *exclusion.Blocked
-	if err := l.AllocateClaim(next, allocation.Allocated, s); !errors.As(err, &blocked) || !blocked.Reclaiming {
+	if err := l.AllocateClaim(next, allocation.Allocated, s); !errors.As(err, &blocked) || blocked.Kind != exclusion.Reclaiming {
 		t.Errorf("while a share of another number is kept: %v", err)
 	}
 	l.Leases.Release(kept.Name)
@@ -174,7 +174,7 @@ func TestPassOfLost(t *testing.T) {
 	l.Grants.replace(runs, allocation.Allocated)
 	l.mu.Unlock()
 	var blocked *exclusion.Blocked
-	if err := l.Grants.AllocateIDs(s, []*allocation.Grant{grant()}); !errors.As(err, &blocked) || !blocked.ForgottenByKubelet || len(p.passed) > 0 {
+	if err := l.Grants.AllocateIDs(s, []*allocation.Grant{grant()}); !errors.As(err, &blocked) || blocked.Kind != exclusion.ForgottenByKubelet || len(p.passed) > 0 {
 		t.Errorf("%v, passed %q", err, p.passed)
 	}
 }

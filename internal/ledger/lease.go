@@ -67,7 +67,7 @@ func (ls *Leases) AwaitLease(ctx context.Context, c allocation.Change, stock fun
 		if blocked == nil {
 			return x, nil
 		}
-		if !blocked.Changing || blocked.Overdue {
+		if blocked.Kind != exclusion.Changing {
 			return nil, blocked
 		}
 		select {

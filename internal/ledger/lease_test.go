@@ -185,7 +185,7 @@ func TestLeaseOfFunction(t *testing.T) {
 		if blocked != nil || b.Leases.LeaseOn(function) == "" || b.Leases.LeaseOn(discovery.DeviceKey{Function: "0000:04:00.0"}) != "" {
 			t.Fatal(blocked)
 		}
-		if _, blocked := b.Leases.LeaseDevices(of("second"), s); blocked == nil || !blocked.Changing {
+		if _, blocked := b.Leases.LeaseDevices(of("second"), s); blocked == nil || blocked.Kind != exclusion.Changing {
 			t.Errorf("leased twice: %v", blocked)
 		}
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -257,8 +257,8 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 			t.Error(err)
 		}
 		lease.Release()
-		if _, blocked := b.Leases.LeaseDevices(all("gpu-0"), s); blocked == nil {
-			t.Error("leased while the write goes on")
+		if _, blocked := b.Leases.LeaseDevices(all("gpu-0"), s); blocked == nil || blocked.Kind != exclusion.Overdue {
+			t.Errorf("leased while the write continues: %v", blocked)
 		}
 		close(hangs)
 		synctest.Wait()

@@ -534,7 +534,7 @@ func TestOpenedDevice(t *testing.T) {
 	}
 
 	blocked, ok := errors.AsType[*exclusion.Blocked](b.Grants.AllocateIDs(s, []*allocation.Grant{grant}))
-	if !ok || !blocked.Reclaiming || blocked.OwnerText != who {
+	if !ok || blocked.Kind != exclusion.Reclaiming || blocked.OwnerText != who {
 		t.Errorf("a container is refused with %v", blocked)
 	}
 	own := stocktest.Claim("own", s["a"])

@@ -62,7 +62,19 @@ func (a *Account) overdueCall() error {
 
 // NewBlocked returns a Blocked for a device whose owner is the account's.
 func (a *Account) NewBlocked(device, has, why string) *Blocked {
-	return &Blocked{Device: device, Owner: a.Entry.Owner(), OwnedDevice: has, Reclaiming: a.hasEnded(), Changing: a.IsChange(), Overdue: a.overdueCall() != nil, OwnerText: why}
+	return &Blocked{Device: device, Owner: a.Entry.Owner(), OwnedDevice: has, Kind: a.blockedKind(), OwnerText: why}
+}
+
+func (a *Account) blockedKind() BlockedKind {
+	switch {
+	case a.hasEnded():
+		return Reclaiming
+	case !a.IsChange():
+		return InUse
+	case a.overdueCall() != nil:
+		return Overdue
+	}
+	return Changing
 }
 
 // IsChange reports whether the account is a lease for a change by the agent.
