@@ -24,6 +24,10 @@ type Health struct {
 	// if the fault is in the device itself.
 	OtherFunction string `json:"-"`
 
+	// MissingNode is the path of the device node that a device lacks, "" if the device has its nodes,
+	// or if the path is unknown.
+	MissingNode string `json:"-"`
+
 	// Setting is the change of the DriverConfig that makes the device usable, such as "set
 	// driverRoots.vpu to /var/tmp".
 	Setting string `json:"-"`
@@ -78,6 +82,11 @@ func Conditions() []Condition {
 // configured effect.
 func GoneHealth(effect resourceapi.DeviceTaintEffect) Health {
 	return Health{Status: Unhealthy, Condition: ConditionGone, Reason: "the device is gone", Effect: effect}
+}
+
+// MissingNodeHealth returns the health of a device whose device node is missing.
+func MissingNodeHealth(path string) Health {
+	return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "device node " + path + " is missing", MissingNode: path}
 }
 
 // Missing is the health of removed devices, by name.

@@ -138,7 +138,7 @@ func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
 		info, err := fs.Stat(host.FS, strings.TrimPrefix(node.HostPath, "/"))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: fmt.Sprintf("device node %s is missing", node.HostPath)}
+			return MissingNodeHealth(node.HostPath)
 		case err != nil:
 			return Health{Status: Unknown, Reason: fmt.Sprintf("device node %s cannot be looked at: %v", node.HostPath, err)}
 		case nodeType(info.Mode()) != "": // otherwise an ordinary file of a recorded host

@@ -292,7 +292,7 @@ func (f *Facts) reportUnhealthy(say *report.List, d *discovery.Device, health di
 // missingNodes returns a sentence about the missing nodes that all devices of the family share, if
 // a node of the device itself is missing. The same command creates both kinds of nodes.
 func (f *Facts) missingNodes(key discovery.Condition, d *discovery.Device) string {
-	others := slices.DeleteFunc(slices.Clone(f.Devices.MissingNodes[d.Family]), func(node string) bool { return strings.Contains(d.Health.Reason, node+" ") })
+	others := slices.DeleteFunc(slices.Clone(f.Devices.MissingNodes[d.Family]), func(node string) bool { return node == d.Health.MissingNode })
 	if key != discovery.ConditionNodeMissing || len(others) == 0 {
 		return ""
 	}

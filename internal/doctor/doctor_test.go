@@ -551,6 +551,14 @@ func TestDevicesOfOneCause(t *testing.T) {
 	if got := words(printed(t, f, terminal.Plain, true)); !strings.Contains(got, "Of the nodes that these devices share, /dev/nvidiactl and /dev/nvidia-uvm are missing too.") {
 		t.Errorf("what they share is not told of:\n%s", got)
 	}
+	for i := range devices {
+		if devices[i].Family == "nvidia" {
+			devices[i].Health = discovery.MissingNodeHealth("/dev/nvidiactl")
+		}
+	}
+	if got := words(printed(t, f, terminal.Plain, true)); !strings.Contains(got, "Of the nodes that these devices share, /dev/nvidia-uvm is missing too.") {
+		t.Errorf("the missing node of the devices themselves is repeated:\n%s", got)
+	}
 	for _, name := range ill {
 		if !strings.Contains(got, name) {
 			t.Errorf("%s is missing:\n%s", name, got)

@@ -85,7 +85,7 @@ func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 		case host.FileExists(path):
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: path, HostPath: path, Permissions: "rw"})
 		case d.Health.Status == discovery.Healthy:
-			d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node " + path + " is missing"}
+			d.Health = discovery.MissingNodeHealth(path)
 		}
 	}
 	return d, errors.Join(err, attrs.Err())

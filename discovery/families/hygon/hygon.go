@@ -64,7 +64,7 @@ func describeDCU(host *discovery.Host, function sysfs.Device) (discovery.Device,
 	case !render && d.Health.Status == discovery.Healthy:
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "it has no render node"}
 	case d.Health.Status == discovery.Healthy && !host.FileExists(control[0]):
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node " + control[0] + " is missing"}
+		d.Health = discovery.MissingNodeHealth(control[0])
 	}
 	for _, path := range control {
 		if host.FileExists(path) {
