@@ -38,7 +38,7 @@ func TestAcceptors(t *testing.T) {
 		"among its own only": {[]Device{nic, nic, gpu}, parameters, "two of them as net1"},
 		"its variable":       {[]Device{gpu}, tuned, ""},
 		"another's variable": {[]Device{gpu, nic}, tuned, "device a of family nic takes no environment[GPU_QUEUES]; name the request"},
-		"nobody's variable":  {[]Device{gpu}, Parameters{EnvironmentParameter("LD_PRELOAD"): "x"}, "device b of family gpu takes no environment[LD_PRELOAD]"},
+		"unlisted variable":  {[]Device{gpu}, Parameters{EnvironmentParameter("LD_PRELOAD"): "x"}, "device b of family gpu takes no environment[LD_PRELOAD]"},
 		"parameter as such":  {[]Device{gpu}, Parameters{"GPU_QUEUES": "x"}, "device b of family gpu takes no GPU_QUEUES"},
 	} {
 		err := accept(test.given, test.parameters)

@@ -34,7 +34,7 @@ func TestInterfaceThatIsRenamed(t *testing.T) {
 		"in its directory":           {fstest.MapFS{source + "/net/eth0/type": &fstest.MapFile{}}, "eth0"},
 		"another one's by now":       {link("eth0", "pci0000:00/0000:00:03.0"), "ens2"},
 		"one's with a longer path":   {link("eth0", "pci0000:00/0000:00:02.01"), "ens2"},
-		"nobody's":                   {link("ens9", "pci0000:00/0000:00:02.0"), "ens2"},
+		"a free name":                {link("ens9", "pci0000:00/0000:00:02.0"), "ens2"},
 		"a file that is no such one": {fstest.MapFS{"sys/class/net/eth0": &fstest.MapFile{}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -28,7 +28,7 @@ func TestObjectsOfDocs(t *testing.T) {
 			}
 			switch err := kube.DryRun(within(t), text); {
 			case meta.IsNoMatchError(err):
-				t.Logf("%s:%d: of somebody else's API: %v", page.Path, block.Line, err)
+				t.Logf("%s:%d: of another API: %v", page.Path, block.Line, err)
 			case err != nil:
 				t.Errorf("%s:%d: %v", page.Path, block.Line, err)
 			default:

@@ -48,7 +48,7 @@ func TestKubeletForgetsAnID(t *testing.T) {
 			}
 			k.HoldIDs("train", listtest.Resource, "a")
 			signal(p.pollSoon)
-			kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, "gpu-a"); return held }, func() string { return "nobody has it" })
+			kubelettest.EventuallyTrue(t, func() bool { _, held := holder(p, "gpu-a"); return held }, func() string { return "it has no consumer" })
 			kubelettest.EventuallyTrue(t, func() bool {
 				grants := p.config.Ledger.View(nil).OwnGrants()
 				return len(grants) == 1 && grants[0].Container == "default/train main"

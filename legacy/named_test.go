@@ -58,7 +58,7 @@ func TestDeviceListStrategies(t *testing.T) {
 		"group, plain":         {lists: rules.Lists{Plain: true}, device: grouped("a"), passes: yes, refused: "needs CDI: additional GIDs"},
 		"group, old kubelet":   {device: grouped("a"), passes: no, refused: "CDIAnnotations"},
 		"group, who knows":     {device: grouped("a"), passes: unknown, refused: "no answer"},
-		"group, nobody to ask": {device: grouped("a"), refused: "CDIAnnotations"},
+		"group, no API server": {device: grouped("a"), refused: "CDIAnnotations"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := kubelettest.New(t)
@@ -132,5 +132,5 @@ func TestSpecOfDevicesStaysWithContainers(t *testing.T) {
 		return err == nil && strings.Contains(string(data), `"gpu-a"`)
 	}, func() string { return "the spec of what a container has is not written again" })
 	k.HoldIDs("pod", listtest.Resource)
-	kubelettest.EventuallyTrue(t, func() bool { return !there(file) }, func() string { return "the spec stays, and nobody has anything by it" })
+	kubelettest.EventuallyTrue(t, func() bool { return !there(file) }, func() string { return "the spec remains, and no consumer has a device by it" })
 }

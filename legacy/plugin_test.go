@@ -161,7 +161,7 @@ func TestUnconfirmedGrant(t *testing.T) {
 		pending func(context.Context, string) (bool, error)
 		kept    bool
 	}{
-		"nobody knows":            {nil, true},
+		"unknown":                 {nil, true},
 		"an init container is on": {func(context.Context, string) (bool, error) { return true, nil }, true},
 		"no program answers":      {func(context.Context, string) (bool, error) { return false, errors.New("away") }, true},
 		"there is none":           {func(context.Context, string) (bool, error) { return false, nil }, false},

@@ -238,7 +238,7 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 	}
 	unnamed := func(offer discovery.Offer) bool { return offer.IsUnnamed() }
 	if d.OptIn && (len(d.PluginOffers) == 0 || slices.ContainsFunc(d.PluginOffers, unnamed)) {
-		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.PluginOffers)
+		t.Errorf("%s: an administrator cannot opt in: offers %+v", d.Name, d.PluginOffers)
 	}
 	if d.PartOf != nil && d.PartOf.Name == "" {
 		t.Errorf("%s: part of something without a name", d.Name)

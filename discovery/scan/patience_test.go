@@ -271,7 +271,7 @@ func TestWatchOfADeviceThatHangs(t *testing.T) {
 		"its family's file":     {label1, "01-00-0"},
 		"the list needs it":     {pciDir + gpu1 + "/vendor", "01-00-0"},
 		"its temperature":       {pciDir + gpu1 + "/hwmon/hwmon1/temp1_crit", "01-00-0"},
-		"nobody's family's":     {pciDir + other + "/label", "04-00-0"},
+		"of no family":          {pciDir + other + "/label", "04-00-0"},
 		"a list of a class":     {"sys/class/widget", "a"},
 		"the file of no device": {pciDir + "0000:00:01.0/vendor", ""},
 	} {

@@ -246,7 +246,7 @@ func TestSettle(t *testing.T) {
 			s.gone(600)
 			s.want(1, well, "  602 0")
 		},
-		"missing, and nobody has it": func(s *scans) {
+		"missing, without a consumer": func(s *scans) {
 			s.want(0, well, "  0 0")
 			s.missing(1, "gone 1 NoSchedule")
 			s.want(1, well, "  0 0")

@@ -172,7 +172,7 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 		"beside its physical one":   {unbound, []discovery.Device{virtual}, []discovery.Device{{Name: "physical", Source: dir[:len(dir)-1] + "2"}}, []string{"a-1"}},
 		"parts of it are described": {unbound, []discovery.Device{one}, []discovery.Device{{Name: "a-1", Source: dir + "/part", PartOf: &discovery.Silicon{Name: "a"}}}, nil},
 		"an included function":      {unbound, []discovery.Device{one}, []discovery.Device{{Name: "b", Source: "sys/b", Includes: []string{dir}}}, nil},
-		"bound, and nobody's":       {bound, []discovery.Device{one}, nil, nil},
+		"bound, of no family":       {bound, []discovery.Device{one}, nil, nil},
 		"gone":                      {fstest.MapFS{}, []discovery.Device{one}, nil, nil},
 		"no PCI function, and left": {fstest.MapFS{"sys/class/widget/a/label": {}}, []discovery.Device{{Name: "a", Source: "sys/class/widget/a"}}, nil, nil},
 	}

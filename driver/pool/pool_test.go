@@ -202,7 +202,7 @@ func TestGoneSince(t *testing.T) {
 	gone := discovery.GoneHealth(resourceapi.DeviceTaintEffectNoExecute)
 	gone.Since = metav1.Unix(7, 0)
 	got, _ := BuildPool(Input{
-		Snapshot: &rules.Snapshot{Gone: map[string]discovery.Health{"a": gone, "nobody-has": gone}}, Features: features.All(),
+		Snapshot: &rules.Snapshot{Gone: map[string]discovery.Health{"a": gone, "unallocated": gone}}, Features: features.All(),
 		Claims: []*allocation.Claim{some("a-share-0", "a"), some("b", "b")}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 	})
 	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, pooltest.SketchPool(got)); diff != "" {

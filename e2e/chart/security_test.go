@@ -71,7 +71,7 @@ networkPolicy:
 		t.Errorf("a page on localhost can be reached: %+v", rules)
 	}
 	if rules := networkPolicy(t, "webUI: {bindAddress: ':9001'}").Ingress; len(rules) != 1 {
-		t.Errorf("the page can be reached by anybody: %+v", rules)
+		t.Errorf("every pod can reach the web UI: %+v", rules)
 	}
 	paged := networkPolicy(t, "webUI: {bindAddress: ':9001'}\nnetworkPolicy: {webUIFrom: [{podSelector: {matchLabels: {a: b}}}]}").Ingress
 	if len(paged) != 2 || paged[1].Ports[0].Port.StrVal != "web-ui" || paged[1].From[0].PodSelector.MatchLabels["a"] != "b" {

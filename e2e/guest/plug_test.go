@@ -62,7 +62,7 @@ func TestPlug(t *testing.T) {
 	n.granted(t, "prepare", slots[3].device+".first")
 
 	for _, s := range slots {
-		t.Run(s.qemu+map[bool]string{true: " that somebody has", false: " that nobody has"}[s.held], func(t *testing.T) { n.plug(t, s) })
+		t.Run(s.qemu+map[bool]string{true: " with a consumer", false: " without a consumer"}[s.held], func(t *testing.T) { n.plug(t, s) })
 	}
 
 	t.Run("gone while it was had", func(t *testing.T) {

@@ -93,8 +93,8 @@ func TestUses(t *testing.T) {
 		files map[string]string
 		want  []string
 	}{
-		"nobody":                       {nil, nil},
-		"nobody, several paths":        {multipath, nil},
+		"no users":                     {nil, nil},
+		"no users, several paths":      {multipath, nil},
 		"a namespace":                  {with(multipath, "proc/1/mountinfo", "36 35 259:1 / /data rw - ext4 /dev/x rw"), []string{"in use: disk nvme0n1: it is mounted on /data"}},
 		"its partition":                {with(multipath, "proc/1/mountinfo", "36 35 259:2 / /data rw - ext4 /dev/x rw"), []string{"in use: disk nvme0n1p1: it is mounted on /data"}},
 		"another controller's":         {with(multipath, "proc/1/mountinfo", "36 35 259:3 / /data rw - ext4 /dev/x rw"), nil},
@@ -190,7 +190,7 @@ func TestWithoutPrivilege(t *testing.T) {
 		t.Errorf("uses %v", found)
 	}
 	if errors.Is(found.Err(), fs.ErrPermission) {
-		t.Error("whoever ignores what cannot be seen would ignore process 48")
+		t.Error("a caller that ignores unreadable files would ignore process 48")
 	}
 	if unseen := found[1:]; !errors.Is(unseen.Err(), fs.ErrPermission) || len(unseen.KnownUses()) > 0 {
 		t.Errorf("what cannot be seen: %v", unseen.Err())

@@ -197,7 +197,7 @@ func TestForceDeletedPod(t *testing.T) {
 	}{
 		"of a known time":    {func(_, pod string) (time.Duration, bool) { return 2 * time.Minute, pod == "train" }, 130 * time.Second},
 		"of an unknown time": {func(string, string) (time.Duration, bool) { return 0, false }, 40 * time.Second},
-		"nobody to ask":      {nil, 40 * time.Second},
+		"no grace period":    {nil, 40 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

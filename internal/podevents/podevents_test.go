@@ -189,7 +189,7 @@ func TestTell(t *testing.T) {
 			n.is("classic", again(sick, 2*time.Minute))
 			n.wants("old DeviceUnhealthy")
 		},
-		"what is only told keeps nobody from it": func(n *node) {
+		"an informative taint keeps no pod away": func(n *node) {
 			n.is("classic", told)
 			n.wants()
 			n.is("classic", again(sick, time.Minute))

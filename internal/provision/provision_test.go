@@ -122,7 +122,7 @@ func TestProvision(t *testing.T) {
 /sys/devices/pci0000:00/0000:03:00.0/driver_override: none -> vfio-pci
 /sys/devices/pci0000:00/0000:03:00.0/driver: none -> vfio-pci
 `},
-		"virtual functions that nobody uses, in another number": {
+		"unused virtual functions, in another number": {
 			func() *kernel {
 				k, dir := qatHost()
 				k.file(dir+"/qat/cfg_services", "dc;sym") // in a different order

@@ -189,7 +189,7 @@ func TestNotReset(t *testing.T) {
 			b.Refuses["reset_method"] = syscall.EINVAL
 		}, 1, `write "acpi" to reset_method: invalid argument`},
 		"nothing asked": {func(b *bench) { b.rule.Value.Reset = false }, 0, ""},
-		"somebody else": {func(*bench) {}, 0, "somebody has it"},
+		"another owner": {func(*bench) {}, 0, "it is in use"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -197,8 +197,8 @@ func TestNotReset(t *testing.T) {
 				test.change(b)
 				b.open()
 				b.gives("pod")
-				if name == "somebody else" {
-					b.ledger.Leases.KeepDevice(&ledger.KeptDevice{Name: "as if", Previous: allocation.Owner{API: discovery.ModeDRA, Name: "other"}, Hold: b.claim.Holds()[0], Reason: "somebody has it"})
+				if name == "another owner" {
+					b.ledger.Leases.KeepDevice(&ledger.KeptDevice{Name: "as if", Previous: allocation.Owner{API: discovery.ModeDRA, Name: "other"}, Hold: b.claim.Holds()[0], Reason: "it is in use"})
 				}
 				b.ends()
 				synctest.Wait()

@@ -206,7 +206,7 @@ func (w *World) checkPublished() string {
 		case !there:
 			return "device " + name + " is not published"
 		case shared[name] && !d.Shareable && (d.Shares() == 0 || w.server.Features().Sharing):
-			return "device " + name + " is published in shares, which nobody can have any more"
+			return "device " + name + " is published in shares, which no claim can have any more"
 		case !well:
 			return "device " + name + " is tainted"
 		}

@@ -346,7 +346,7 @@ func TestLimits(t *testing.T) {
 			t.Errorf("fix: %q", answer.Fix)
 		}
 	})
-	t.Run("of nobody", func(t *testing.T) {
+	t.Run("without a consumer", func(t *testing.T) {
 		c := cluster(t)
 		answer := explain(t, c, c.AddPod("lab", "nb-7", "", 2, two))
 		if got, want := story(&answer.Asked[0]), "0 offered by device plugins under that name; 0 left and no DeviceClass has that name"; got != want {

@@ -170,10 +170,10 @@ func TestPreferComparesSets(t *testing.T) {
 		size      int
 		want      string
 	}{
-		"the square has one link more":      {"0 1 2 3 6 7 8 9", 4, "6 7 8 9"},
-		"a pair of which nobody else needs": {"0 1 6 7 8 9", 2, "0 1"},
-		"a side of the square":              {"0 1 2 3 7 9", 2, "7 9"},
-		"one that nobody is near to":        {"0 6 7 9", 1, "0"},
+		"the square has one link more":   {"0 1 2 3 6 7 8 9", 4, "6 7 8 9"},
+		"a pair that no other pod needs": {"0 1 6 7 8 9", 2, "0 1"},
+		"a side of the square":           {"0 1 2 3 7 9", 2, "7 9"},
+		"one without near devices":       {"0 6 7 9", 1, "0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ids, err := first(listtest.Resource, star...).PreferIDs(strings.Fields(test.available), nil, test.size)

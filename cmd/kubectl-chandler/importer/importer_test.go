@@ -121,7 +121,7 @@ func TestGolden(t *testing.T) {
 }
 
 // checkSources checks that each entry of the configuration has a source in the imported files: an entry
-// that nobody wrote is never added.
+// that no file contains is never added.
 func checkSources(t *testing.T, result *Result, files []File) {
 	t.Helper()
 	text, err := result.ConfigYAML()

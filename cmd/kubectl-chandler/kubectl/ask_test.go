@@ -99,7 +99,7 @@ func TestWhoAsksAgents(t *testing.T) {
 			answer: response(measured + `chandler_device_condition{node="vm-1",device="npu-7",condition="unhealthy",effect="NoSchedule"} 1` + "\n"), args: []string{"who", "device/npu-7", "-o", "json"},
 			has: []string{`"condition": "unhealthy"`, `"pod": "nb-7"`},
 		},
-		"a device by limits that nobody has": {
+		"an extended resource that no node has": {
 			answer: response(`chandler_device_info{node="vm-1",device="tty",kind="serial"} 1` + "\n"), args: []string{"who", "tty"},
 			has: []string{"serial tty on vm-1: not allocated; free."},
 		},

@@ -236,7 +236,7 @@ func TestValidate(t *testing.T) {
 				`-:18: error: DeviceClass c: spec.config[0].opaque.parameters: computePercentage: is 0`, "3 errors",
 			}, true,
 		},
-		"variable that nobody takes": {
+		"variable that no family takes": {
 			"apiVersion: chandler.dev/v1alpha1\nkind: ClaimParameters\nenvironment:\n  HSA_XNACK: '1'\n  HSA_XNAK: '1'\n",
 			[]string{"-:5: warning: ClaimParameters: environment[HSA_XNAK]: no device takes it", "1 object checked: 0 errors, 1 warning"}, false,
 		},

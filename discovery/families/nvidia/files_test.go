@@ -83,19 +83,19 @@ func TestFilesThatNVIDIANames(t *testing.T) {
 		on        func(h *discovery.Host)
 		want, odd string
 	}{
-		"all of it":                      {want: everything + byHooks + variable},
-		"no hooks":                       {on: func(h *discovery.Host) { h.Hooks = "" }, want: everything + variable},
-		"a socket that has gone":         {on: func(h *discovery.Host) { delete(h.FS.(fstest.MapFS), "drv/run/socket") }, want: strings.TrimPrefix(everything, "/run/socket</drv/run/socket\n") + byHooks + variable},
-		"another driver":                 {change: func(a *userspace.Answer) { a.Driver = "535.1" }, want: found},
-		"nonsense":                       {on: func(h *discovery.Host) { h.FS.(fstest.MapFS)[userspace.Path[1:]].Data = []byte("{") }, want: found, odd: "unexpected EOF"},
-		"files of the system":            {change: func(a *userspace.Answer) { a.Edits.Mounts[2].HostPath = "/etc/shadow" }, want: found, odd: "/etc/shadow is not below"},
-		"files beside the root":          {change: func(a *userspace.Answer) { a.Edits.Mounts[2].HostPath = "/drv-2/a" }, want: found, odd: "/drv-2/a is not below"},
-		"a hook that is not known":       {change: func(a *userspace.Answer) { a.Edits.Hooks[2].Args[1] = "chmod" }, want: everything + "\n" + strings.Split(byHooks, "\n")[1] + variable, odd: `hook "chmod" is not known`},
-		"a flag that is not known":       {change: func(a *userspace.Answer) { a.Edits.Hooks[2].Args[2] = "--run" }, want: everything + "\n" + strings.Split(byHooks, "\n")[1] + variable, odd: `flag "run" is not known`},
-		"a link to no path":              {change: func(a *userspace.Answer) { a.Edits.Hooks[0].Args[3] = "a::../b" }, want: strings.Replace(everything, "/usr/lib64/libcuda.so</drv/usr/lib64/libcuda.so.570.1.2\n", "", 1) + byHooks + variable, odd: "no link"},
-		"links that lead round":          {change: func(a *userspace.Answer) { a.Edits.Hooks[1].Args[4] = "--link=b::/usr/lib64/b" }, want: everything + strings.Replace(byHooks, "../away.so::/usr/lib64/gbm/a.so", "b::/usr/lib64/b", 1) + variable},
-		"no answer yet":                  {on: func(h *discovery.Host) { delete(h.FS.(fstest.MapFS), userspace.Path[1:]) }, want: found},
-		"an answer that nobody can read": {on: func(h *discovery.Host) { h.FS.(fstest.MapFS)[userspace.Path[1:]].Mode = 1 << 31 }, want: found, odd: "read run/chandler"},
+		"all of it":                {want: everything + byHooks + variable},
+		"no hooks":                 {on: func(h *discovery.Host) { h.Hooks = "" }, want: everything + variable},
+		"a socket that has gone":   {on: func(h *discovery.Host) { delete(h.FS.(fstest.MapFS), "drv/run/socket") }, want: strings.TrimPrefix(everything, "/run/socket</drv/run/socket\n") + byHooks + variable},
+		"another driver":           {change: func(a *userspace.Answer) { a.Driver = "535.1" }, want: found},
+		"nonsense":                 {on: func(h *discovery.Host) { h.FS.(fstest.MapFS)[userspace.Path[1:]].Data = []byte("{") }, want: found, odd: "unexpected EOF"},
+		"files of the system":      {change: func(a *userspace.Answer) { a.Edits.Mounts[2].HostPath = "/etc/shadow" }, want: found, odd: "/etc/shadow is not below"},
+		"files beside the root":    {change: func(a *userspace.Answer) { a.Edits.Mounts[2].HostPath = "/drv-2/a" }, want: found, odd: "/drv-2/a is not below"},
+		"a hook that is not known": {change: func(a *userspace.Answer) { a.Edits.Hooks[2].Args[1] = "chmod" }, want: everything + "\n" + strings.Split(byHooks, "\n")[1] + variable, odd: `hook "chmod" is not known`},
+		"a flag that is not known": {change: func(a *userspace.Answer) { a.Edits.Hooks[2].Args[2] = "--run" }, want: everything + "\n" + strings.Split(byHooks, "\n")[1] + variable, odd: `flag "run" is not known`},
+		"a link to no path":        {change: func(a *userspace.Answer) { a.Edits.Hooks[0].Args[3] = "a::../b" }, want: strings.Replace(everything, "/usr/lib64/libcuda.so</drv/usr/lib64/libcuda.so.570.1.2\n", "", 1) + byHooks + variable, odd: "no link"},
+		"links that lead round":    {change: func(a *userspace.Answer) { a.Edits.Hooks[1].Args[4] = "--link=b::/usr/lib64/b" }, want: everything + strings.Replace(byHooks, "../away.so::/usr/lib64/gbm/a.so", "b::/usr/lib64/b", 1) + variable},
+		"no answer yet":            {on: func(h *discovery.Host) { delete(h.FS.(fstest.MapFS), userspace.Path[1:]) }, want: found},
+		"an unreadable answer":     {on: func(h *discovery.Host) { h.FS.(fstest.MapFS)[userspace.Path[1:]].Mode = 1 << 31 }, want: found, odd: "read run/chandler"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			host := told(t, test.change)

@@ -36,7 +36,7 @@ func TestEmptyGPUInstances(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			host := &cutHost{&cuttest.GPU{Profiles: cuttest.Layouts["H100"], Empty: []facts.Empty{test.empty}}, nil}
 			here, _, _ := strings.Cut(test.there, " ")
-			for state, how := range map[string]map[string]string{"begun": {}, "half removed": {"state": "removing"}, "made": {"state": "cut"}, "of somebody else": nil} {
+			for state, how := range map[string]map[string]string{"begun": {}, "half removed": {"state": "removing"}, "made": {"state": "cut"}, "of another program": nil} {
 				host.ours = nil
 				if how != nil {
 					host.ours = map[string]map[string]string{cuttest.Device + "-mig-" + here: how}
@@ -44,7 +44,7 @@ func TestEmptyGPUInstances(t *testing.T) {
 				offered := names(host.scan(t))
 				for place := range strings.FieldsSeq(test.there + " " + test.absent) {
 					got, want := slices.Contains(offered, cuttest.Device+"-mig-"+place), slices.Contains(strings.Fields(test.there), place)
-					if place == here && (state == "made" || state == "of somebody else") {
+					if place == here && (state == "made" || state == "of another program") {
 						want = false
 					}
 					if got != want {

@@ -267,7 +267,7 @@ func (n *node) work(ctx context.Context) error {
 	for number := 0; ctx.Err() == nil; number++ {
 		select {
 		case err := <-n.ended:
-			return fmt.Errorf("the agent ended at work, though nobody asked it to: %w", err)
+			return fmt.Errorf("the agent ended at work without an order: %w", err)
 		default:
 		}
 		device := npus[random.IntN(len(npus))]

@@ -36,8 +36,8 @@ func TestContainerdConfig(t *testing.T) {
 		"2.1, lists grow":             {"2.1.4", map[string]string{"config.toml": "imports = ['conf.d/*.toml']\n" + v3 + "cdi_spec_dirs = ['/etc/cdi']\n", "conf.d/a.toml": v3 + "cdi_spec_dirs = ['/opt/cdi', '/etc/cdi']\n"}, true, []string{"/etc/cdi", "/opt/cdi"}, false},
 		"2.1, imports in a circle":    {"2.1.4", map[string]string{"config.toml": "imports = ['config.toml']\n" + v3}, true, usual, false},
 		"2.4 cannot be without":       {"2.4.0", map[string]string{"config.toml": v3 + "enable_cdi = false\n"}, true, usual, false},
-		"nobody says which, new":      {"", map[string]string{"config.toml": v3}, true, usual, false},
-		"nobody says which, old":      {"", map[string]string{"config.toml": v2}, false, nil, true},
+		"unknown version, new":        {"", map[string]string{"config.toml": v3}, true, usual, false},
+		"unknown version, old":        {"", map[string]string{"config.toml": v2}, false, nil, true},
 		"no TOML":                     {"2.1.4", map[string]string{"config.toml": "version = = 3"}, false, nil, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -71,7 +71,7 @@ func TestAbandoned(t *testing.T) {
 		"a container has it that is not allocated": {
 			objects: []runtime.Object{unallocated(claim("uid-1"))}, kubelet: []*podresourcesapi.PodResources{own, holder("chandler.dev/claim=uid-1-0-gpu")}},
 		"it is there":             {objects: []runtime.Object{claim("uid-1")}, kubelet: []*podresourcesapi.PodResources{own}, byUID: true},
-		"nobody has it":           {kubelet: []*podresourcesapi.PodResources{own}, want: true},
+		"no pod has it":           {kubelet: []*podresourcesapi.PodResources{own}, want: true},
 		"another has its name":    {objects: []runtime.Object{claim("uid-2")}, kubelet: []*podresourcesapi.PodResources{own}, want: true},
 		"a container has it":      {kubelet: []*podresourcesapi.PodResources{own, holder("chandler.dev/claim=uid-1-0-gpu")}},
 		"a container has another": {kubelet: []*podresourcesapi.PodResources{own, holder("chandler.dev/claim=uid-10-0-gpu")}, want: true},

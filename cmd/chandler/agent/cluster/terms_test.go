@@ -46,7 +46,7 @@ func TestTerms(t *testing.T) {
 	}
 	unconfirmed := grant("", begun)
 	learn("nothing is given", 0)
-	learn("nobody is known to have it", 0, unconfirmed)
+	learn("no consumer is known", 0, unconfirmed)
 	away = true
 	learn("the API server is away", 1, grant("default/train main", begun))
 	if _, known := n.GracePeriod("default", "train"); known {

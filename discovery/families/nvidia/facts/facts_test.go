@@ -134,7 +134,7 @@ func TestParseRefusesOneGPU(t *testing.T) {
 		"instance twice":      {`"instances":[{"gi":1,"ci":0},{"gi":1,"ci":0}]`, "listed twice"},
 		"placement":           {`"instances":[{"gi":1,"ci":0,"placement":{"start":1}}]`, "no placement: 1 of 0"},
 		"an empty one":        {`"empty":[{"start":-1,"size":1}]`, "no placement: -1 of 1"},
-		"a layout of nobody":  {`"layout":9`, "layout 9: there is none"},
+		"an unknown layout":   {`"layout":9`, "layout 9: there is none"},
 		"a layout of none":    {`"layout":0`, "layout 0: json"},
 		"profile's name":      {`"layout":1`, `profile "1c.2g.10gb": no name`},
 		"profile twice":       {`"layout":2`, `profile "1g.10gb": listed twice`},
