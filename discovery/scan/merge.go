@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -57,7 +58,7 @@ func mergeFindings(host *discovery.Host, last, next *Findings) *Findings {
 var linkAttributes = [...]resourceapi.QualifiedName{"linkSpeed", "linkWidth"}
 
 // keepLink returns the device with the link attributes of its last description that are
-// missing now. It returns nil unless it is the same function and the function is suspended:
+// missing now. It returns nil unless it is the same device and its PCI function is suspended:
 // below a suspended port, the registers read as ones on kernels before Linux 6.18.
 func keepLink(host *discovery.Host, before, now *discovery.Device) *discovery.Device {
 	if before == nil || before.Source != now.Source || before.Identity != now.Identity {
@@ -70,7 +71,8 @@ func keepLink(host *discovery.Host, before, now *discovery.Device) *discovery.De
 			continue
 		}
 		if kept == nil {
-			if function, ok := pci.FunctionOf(sysfs.At(host.FS, now.Source)); !ok || !function.IsSuspended() {
+			address := now.Attributes.String("resource.kubernetes.io/pciBusID") // also of a class device or a partition
+			if address == "" || !sysfs.At(host.FS, path.Join("sys/bus/pci/devices", address)).IsSuspended() {
 				return nil
 			}
 			d := *now

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -222,12 +223,14 @@ func (f wakingLinks) Open(name string) (fs.File, error) {
 
 // A scan does not wake a function in D3cold; the function keeps the link attributes of the last
 // snapshot. In D3hot the link is read, so that the attributes do not depend on whether the agent
-// has seen the function awake.
+// has seen the function awake. The same holds for a partition of the function.
 func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
 	family := &discovery.Family{Name: "one", Match: []discovery.Match{{Bus: "pci", Vendor: "1e52"}}, Describe: func(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 		d, err := pci.DescribeFunction(host, found[0])
-		return []discovery.Device{d}, discovery.Problems(d.Name, err)
+		part := d
+		part.Name, part.Source, part.Attributes = "part", "sys/devices/platform/part", maps.Clone(d.Attributes)
+		return []discovery.Device{part, d}, discovery.Problems(d.Name, err)
 	}}
 	var last *Findings
 	for i, step := range []struct {
@@ -256,9 +259,11 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 			host.FS = wakingLinks{files, t}
 		}
 		last = RescanHost(host, []*discovery.Family{family}, last)
-		width := ptr.Deref(last.Devices[0].Attributes["linkWidth"].IntValue, 0)
-		if width != step.want || len(last.Problems) > 0 {
-			t.Errorf("step %d, %+v: %d lanes, %v", i, step, width, last.Problems)
+		for _, d := range last.Devices {
+			width := ptr.Deref(d.Attributes["linkWidth"].IntValue, 0)
+			if width != step.want || len(last.Problems) > 0 || len(last.Devices) != 2 {
+				t.Errorf("step %d, %+v: device %s has %d lanes, %v", i, step, d.Name, width, last.Problems)
+			}
 		}
 	}
 }
