@@ -65,10 +65,15 @@ func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.Qualified
 	return out
 }
 
+// interfaceAttributes are the attributes that are read from a network interface in the host's network
+// namespace.
+var interfaceAttributes = []resourceapi.QualifiedName{"ifName", "defaultRoute", "linkLayer", "pfName"}
+
 // keepInterface sets the attributes of the network interface of an allocated device. A snapshot lacks
 // them while the interface is in a pod, and without them each start and end of such a pod would
 // change a slice. The values are those of the last pool or, after a start of the agent, of the
-// claim's record. An interface that a default route of the host uses is never moved to a pod.
+// claim's record, which lacks the link layer. An interface that a default route of the host uses is never
+// moved to a pod.
 func (in *input) keepInterface(device string, own discovery.Attributes) {
 	last := in.last.devices[device].Attributes
 	moved := in.moved[device]
@@ -78,9 +83,13 @@ func (in *input) keepInterface(device string, own discovery.Attributes) {
 	own.SetString("ifName", moved)
 	if moved != "" {
 		own.SetBool("defaultRoute", false)
+		if own.String("function") == "physical" {
+			own.SetString("pfName", moved)
+		}
 	}
-	for _, name := range []resourceapi.QualifiedName{"ifName", "defaultRoute"} {
-		if value, published := last[name]; published {
+	for _, name := range interfaceAttributes {
+		_, read := own[name]
+		if value, published := last[name]; published && (!read || name == "ifName" || name == "defaultRoute") {
 			own[name] = discovery.AttributeOf(value)
 		}
 	}

@@ -75,9 +75,12 @@ func TestInterfaceInPod(t *testing.T) {
 	adapter := func(ifName string) []rules.Offered {
 		d := rules.Offered{Device: discovery.Device{Name: "adapter", Attributes: discovery.Attributes{}}}
 		d.Attributes.SetString("driver", "mlx5_core")
+		d.Attributes.SetString("function", "physical")
 		if ifName != "" {
 			d.Attributes.SetString("ifName", ifName)
 			d.Attributes.SetBool("defaultRoute", false)
+			d.Attributes.SetString("linkLayer", "Ethernet")
+			d.Attributes.SetString("pfName", ifName)
 		}
 		return []rules.Offered{d}
 	}
@@ -93,10 +96,12 @@ func TestInterfaceInPod(t *testing.T) {
 	without := build(resourceslice.Pool{}, adapter(""))
 	otherDriver := adapter("")
 	otherDriver[0].Attributes.SetString("driver", "vfio-pci")
+	restarted := adapter("ens1") // the claim's record has no link layer
+	delete(restarted[0].Attributes, "linkLayer")
 	for name, test := range map[string]struct{ got, want resourceslice.Pool }{
 		"a network plugin moved it":          {build(free, adapter(""), claim), free},
 		"the claim moved it":                 {build(free, adapter(""), moved), free},
-		"the agent started again":            {build(resourceslice.Pool{}, adapter(""), moved), free},
+		"the agent started again":            {build(resourceslice.Pool{}, adapter(""), moved), build(resourceslice.Pool{}, restarted)},
 		"it has another name by now":         {build(free, adapter("ens2"), claim), build(resourceslice.Pool{}, adapter("ens2"))},
 		"no claim has it":                    {build(free, adapter("")), without},
 		"it has another driver":              {build(free, otherDriver, claim), build(resourceslice.Pool{}, otherDriver)},
