@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -29,6 +30,30 @@ var (
 	_ fs.ReadDirFS  = &Tree{}
 	_ fs.StatFS     = &Tree{}
 )
+
+// ChangingTree is the file system of a host that changes: the present tree of several.
+type ChangingTree struct{ atomic.Pointer[Tree] }
+
+var (
+	_ fs.ReadLinkFS = &ChangingTree{}
+	_ fs.ReadDirFS  = &ChangingTree{}
+	_ fs.StatFS     = &ChangingTree{}
+)
+
+// Open implements [fs.FS].
+func (c *ChangingTree) Open(name string) (fs.File, error) { return c.Load().Open(name) }
+
+// Stat implements [fs.StatFS].
+func (c *ChangingTree) Stat(name string) (fs.FileInfo, error) { return c.Load().Stat(name) }
+
+// Lstat implements [fs.ReadLinkFS].
+func (c *ChangingTree) Lstat(name string) (fs.FileInfo, error) { return c.Load().Lstat(name) }
+
+// ReadLink implements [fs.ReadLinkFS].
+func (c *ChangingTree) ReadLink(name string) (string, error) { return c.Load().ReadLink(name) }
+
+// ReadDir implements [fs.ReadDirFS].
+func (c *ChangingTree) ReadDir(name string) ([]fs.DirEntry, error) { return c.Load().ReadDir(name) }
 
 // entry is a file, a directory, a link or a device node of a tree.
 type entry struct {

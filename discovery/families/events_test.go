@@ -56,7 +56,7 @@ func (k *kernel) compare(t *testing.T, host *discovery.Host, steps int) {
 	watch := func(hears bool) (chan scan.Changes, *atomic.Pointer[discovery.Snapshot]) {
 		events, last := make(chan scan.Changes, 1), new(atomic.Pointer[discovery.Snapshot])
 		seen := *host
-		seen.FS = k
+		seen.FS = &k.now
 		w := scan.Watch{Host: &seen, Families: families.All, Events: events, EventsArrive: func() bool { return hears }}
 		go w.Run(ctx, func(s *discovery.Snapshot) { last.Store(s) })
 		return events, last
@@ -96,7 +96,7 @@ type kernel struct {
 	*rand.Rand
 
 	recorded *discoverytest.Tree
-	now      atomic.Pointer[discoverytest.Tree]
+	now      discoverytest.ChangingTree
 	devices  []kernelDevice
 	links    map[string]string // targets of all links, by name
 	modules  []string
@@ -150,12 +150,6 @@ func newKernel(recorded *discoverytest.Tree, random *rand.Rand) *kernel {
 	}
 	return k
 }
-
-func (k *kernel) Open(name string) (fs.File, error)          { return k.now.Load().Open(name) }
-func (k *kernel) Stat(name string) (fs.FileInfo, error)      { return k.now.Load().Stat(name) }
-func (k *kernel) Lstat(name string) (fs.FileInfo, error)     { return k.now.Load().Lstat(name) }
-func (k *kernel) ReadLink(name string) (string, error)       { return k.now.Load().ReadLink(name) }
-func (k *kernel) ReadDir(name string) ([]fs.DirEntry, error) { return k.now.Load().ReadDir(name) }
 
 func isBelow(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 

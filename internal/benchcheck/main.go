@@ -28,7 +28,8 @@ const (
 	heading = "## Ratios that are checked"
 )
 
-// tolerance is the largest accepted quotient of a measured ratio and the ratio on the page.
+// tolerance is the largest accepted quotient of a measured ratio and the ratio on the page. If the page
+// has 0, only 0 is accepted.
 const tolerance = 1.25
 
 // A result names a benchmark result: a metric of a benchmark of a package.
@@ -169,9 +170,9 @@ func compare(out io.Writer, rows []row, measured map[result]float64) error {
 			continue
 		}
 		ratio := dividend / per
-		fmt.Fprintf(table, "%s\t%.2f\t%.2f\n", r.subject, r.ratio, ratio)
+		fmt.Fprintf(table, "%s\t%.3g\t%.3g\n", r.subject, r.ratio, ratio)
 		if ratio > r.ratio*tolerance || ratio < r.ratio/tolerance {
-			errs = append(errs, fmt.Errorf("%s: the page has %.2f, and the benchmarks %.2f", r.subject, r.ratio, ratio))
+			errs = append(errs, fmt.Errorf("%s: the page has %.3g, and the benchmarks %.3g", r.subject, r.ratio, ratio))
 		}
 	}
 	return errors.Join(table.Flush(), errors.Join(errs...))

@@ -35,7 +35,13 @@ func TestCompare(t *testing.T) {
 			t.Errorf("ratio %s on the page: %v\n%s", ratio, err, out.String())
 		}
 	}
-	rows, _ := readTable(table("1.15"))
+	rows, _ := readTable(table("0"))
+	for dividend, wrong := range map[float64]bool{0: false, 1: true} {
+		measured := map[result]float64{rows[0].dividend: dividend, rows[0].per: 1000}
+		if err := compare(&bytes.Buffer{}, rows, measured); (err != nil) != wrong {
+			t.Errorf("ratio 0 on the page, %v of 1000 measured: %v", dividend, err)
+		}
+	}
 	rows[0].per.benchmark = "BenchmarkMissing"
 	if err := compare(&bytes.Buffer{}, rows, measured); err == nil || !strings.Contains(err.Error(), "BenchmarkMissing") {
 		t.Errorf("a benchmark without a result: %v", err)

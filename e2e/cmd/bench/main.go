@@ -1,5 +1,6 @@
 // Command bench starts a real Kubernetes on this machine, measures Chandler and dra-example-driver
-// on the same node, and prints the results as tables. The command cleans up afterwards.
+// on the same node, and prints the results as tables. The command cleans up afterwards. The section
+// churn alone needs neither a cluster nor root.
 //
 // Both drivers run as programs on the node. The benchmark calls their sockets as the kubelet does,
 // with claims that are in the API server. Compare figures only with figures of the same machine and
@@ -43,8 +44,9 @@ const (
 // nodeKubeconfig is the kubeconfig of programs on the node.
 const nodeKubeconfig = "/etc/kubernetes/bench.kubeconfig"
 
-// A bench is a cluster to measure on.
+// A bench is a cluster to measure on. Sections that need no cluster run without one.
 type bench struct {
+	dir     string // the checkout of Chandler
 	project chandler.Project
 	example string // the program of the example driver
 	cluster *cluster.Cluster
@@ -56,20 +58,22 @@ type bench struct {
 
 // A section is one part of the benchmark.
 type section struct {
-	name string
-	run  func(*bench, context.Context) error
+	name      string
+	onCluster bool
+	run       func(*bench, context.Context) error
 }
 
 // sections lists the sections in the order of measurement.
 var sections = []section{
-	{"memory", (*bench).measureMemory},
-	{"server", (*bench).measureServer},
-	{"calls", (*bench).measureCalls},
-	{"held", (*bench).measureHeld},
-	{"earlier", (*bench).measureEarlier},
-	{"rest", (*bench).measureRest},
-	{"slices", (*bench).measureSlices},
-	{"pods", (*bench).measurePods},
+	{"memory", true, (*bench).measureMemory},
+	{"server", true, (*bench).measureServer},
+	{"calls", true, (*bench).measureCalls},
+	{"held", true, (*bench).measureHeld},
+	{"earlier", true, (*bench).measureEarlier},
+	{"rest", true, (*bench).measureRest},
+	{"slices", true, (*bench).measureSlices},
+	{"pods", true, (*bench).measurePods},
+	{"churn", false, (*bench).measureChurn},
 }
 
 func main() {
@@ -111,16 +115,22 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// run starts a cluster, measures the wanted sections, and stops the cluster.
+// run measures the wanted sections, on a cluster that it starts and stops if a section needs one.
 func run(ctx context.Context, dir string, wanted []string, rounds int) (err error) {
-	if os.Getuid() != 0 {
-		return errors.New("this needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
-	}
-	b := &bench{rounds: rounds, tables: os.Stdout, begin: time.Now()}
-	if err := b.build(ctx, dir); err != nil {
+	dir, err = filepath.Abs(dir)
+	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.cluster.Stop()) }()
+	b := &bench{dir: dir, rounds: rounds, tables: os.Stdout, begin: time.Now()}
+	if slices.ContainsFunc(sections, func(s section) bool { return s.onCluster && slices.Contains(wanted, s.name) }) {
+		if os.Getuid() != 0 {
+			return errors.New("this needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
+		}
+		if err := b.build(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, b.cluster.Stop()) }()
+	}
 	fmt.Fprintf(b.tables, "Of %s, %d CPUs, load average %s at the start, Kubernetes %s, %d rounds.\n",
 		time.Now().Format(time.DateOnly), runtime.NumCPU(), loadAverage(), build.Version, rounds)
 	for _, s := range sections {
@@ -137,19 +147,15 @@ func run(ctx context.Context, dir string, wanted []string, rounds int) (err erro
 }
 
 // build builds all programs and starts the cluster.
-func (b *bench) build(ctx context.Context, dir string) error {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return err
-	}
+func (b *bench) build(ctx context.Context) error {
 	b.say("building Kubernetes, Chandler and the example driver (a first time takes about ten minutes, later ones seconds)")
-	module := filepath.Join(dir, "e2e")
+	module := filepath.Join(b.dir, "e2e")
 	builder := build.Builder{Module: module, Progress: os.Stderr}
 	programs, err := builder.Cluster(ctx)
 	if err != nil {
 		return err
 	}
-	if b.project, err = chandler.Build(ctx, builder, programs, dir); err != nil {
+	if b.project, err = chandler.Build(ctx, builder, programs, b.dir); err != nil {
 		return err
 	}
 	if b.example, err = builder.Static(ctx, filepath.Join(module, exampleModule), exampleProgram); err != nil {
