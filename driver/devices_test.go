@@ -385,3 +385,42 @@ func TestChosenDeviceLosesCommonName(t *testing.T) {
 	mustRefuse(t, b, anyChannel("two", 1), commonName)
 	mustUnprepare(t, b, one)
 }
+
+// Claims that were allocated before a change of the published names, and are prepared after it, get
+// devices: those that they name, or any by the common name. A device never has two claims.
+func TestChooseAfterChangeOfNames(t *testing.T) {
+	b := newBench(t).restart().offers(channels(3)...)
+	b.Publish(&rules.Snapshot{Devices: channels(3), Attributes: []resourceapi.QualifiedName{"channel"}}, nil)
+	one := anyChannel("one", 1) // allocated while the devices were published as one
+	mustPrepare(t, b, one)
+	expectChosen(t, b, one, "channel-0")
+	b.restart().offers(channels(3)...)
+	named, late := claim("named", "channel-1"), claim("late", "channel-0") // allocated while they were published one by one
+	mustPrepare(t, b, named)
+	mustRefuse(t, b, late, "in use by claim default/one")
+	two := anyChannel("two", 1)
+	mustPrepare(t, b, two)
+	expectChosen(t, b, two, "channel-2")
+	mustRefuse(t, b, anyChannel("three", 1), "0 of its 3 devices are free")
+	mustUnprepare(t, b, one)
+	mustPrepare(t, b, late)
+}
+
+// A claim keeps its devices if the API server no longer has the fields of consumable capacity in its
+// allocation, as after a downgrade to a version without them.
+func TestChosenDevicesWithoutConsumableCapacity(t *testing.T) {
+	b := newBench(t).restart().offers(channels(4)...)
+	c := severalChannels("c", 2)
+	mustPrepare(t, b, c)
+	downgraded := c.DeepCopy()
+	for i := range downgraded.Status.Allocation.Devices.Results {
+		r := &downgraded.Status.Allocation.Devices.Results[i]
+		r.ShareID, r.ConsumedCapacity = nil, nil
+	}
+	for range 2 {
+		mustPrepare(t, b, downgraded)
+		expectChosen(t, b, c, "channel-0", "channel-1")
+		b.restart().offers(channels(4)...)
+	}
+	mustUnprepare(t, b, c)
+}

@@ -236,13 +236,18 @@ func (c *Claim) Find(other *Result) (*Result, bool) {
 }
 
 // SourcesOf returns the chosen devices of the results for the same allocation as the other result.
-// The claim may be nil.
+// The claim may be nil. An allocation loses its ShareID when the API server is downgraded to a version
+// without consumable capacity.
 func (c *Claim) SourcesOf(other *Result) (sources []string) {
 	if c == nil {
 		return nil
 	}
 	for i := range c.Results {
-		if r := &c.Results[i]; r.IsChosen() && r.isSameResult(other) {
+		r := c.Results[i]
+		if other.ShareID == "" {
+			r.ShareID = ""
+		}
+		if r.IsChosen() && r.isSameResult(other) {
 			sources = append(sources, r.Source)
 		}
 	}
