@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,6 +153,7 @@ func (l *Ledger) mergeSealed(s *allocation.Sealed) *allocation.Sealed {
 		other := a.Entry.(*allocation.Sealed)
 		s.Devices, s.AnyDevice = append(s.Devices, other.Devices...), s.AnyDevice || other.AnyDevice
 		s.EarlierBoot = s.EarlierBoot && other.EarlierBoot
+		s.Namespace, s.Name = cmp.Or(s.Namespace, other.Namespace), cmp.Or(s.Name, other.Name)
 	}
 	return s
 }

@@ -144,7 +144,7 @@ func TestNewerFile(t *testing.T) {
 		t.Fatal("it is understood")
 	}
 	b.mustGive(stocktest.Claim("other", s["b"]), s)
-	b.mustRefuse(stocktest.Claim("another", s["a"]), s, "in use by claim with UID uid-c")
+	b.mustRefuse(stocktest.Claim("another", s["a"]), s, "in use by claim default/c")
 }
 
 // One read error is not damage.

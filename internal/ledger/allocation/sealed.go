@@ -14,10 +14,11 @@ import (
 // entry blocks the claim's known devices: the devices in the CDI spec, and the readable devices in
 // the file.
 type Sealed struct {
-	UID     types.UID
-	Devices []SealedDevice
+	UID             types.UID
+	Namespace, Name string // of the claim, if a newer agent wrote the record
+	Devices         []SealedDevice
 
-	// all is set if the devices are unknown: the claim may have any device without unlimited sharing.
+	// AnyDevice is set if the devices are unknown: the claim may have any device without unlimited sharing.
 	AnyDevice bool
 
 	Unread      bool // the file exists, but reading it failed
@@ -42,7 +43,9 @@ func SealedKey(uid string) string { return uid + " sealed" }
 func (s *Sealed) API() discovery.Mode { return discovery.ModeDRA }
 
 // Owner implements [Entry].
-func (s *Sealed) Owner() Owner { return Owner{API: discovery.ModeDRA, UID: s.UID} }
+func (s *Sealed) Owner() Owner {
+	return Owner{API: discovery.ModeDRA, Namespace: s.Namespace, Name: s.Name, UID: s.UID}
+}
 
 // Holds implements [Entry].
 func (s *Sealed) Holds() []Hold {
@@ -76,7 +79,12 @@ func Seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bo
 	damaged := true
 	if body, err := verifyChecksum(data); err == nil {
 		damaged = false // the checksum is valid: a newer agent wrote the file
-		if of := bootOf(body); of != "" && of != boot {
+		var c salvaged
+		_ = json.Unmarshal(body, &c)
+		if c.UID == uid {
+			s.Namespace, s.Name = c.Namespace, c.Name
+		}
+		if c.Boot != "" && c.Boot != boot {
 			return s
 		}
 	}
@@ -88,17 +96,14 @@ func Seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bo
 	return s
 }
 
-func bootOf(body []byte) string {
-	var c struct{ Boot string }
-	_ = json.Unmarshal(body, &c)
-	return c.Boot
-}
-
 // salvaged is the part of a record for reading invalid files, and for writing sealed entries
 // without a file.
 type salvaged struct {
-	Boot    string           `json:"boot"`
-	Results []salvagedResult `json:"results"`
+	UID       types.UID        `json:"uid,omitempty"`
+	Namespace string           `json:"namespace,omitempty"`
+	Name      string           `json:"name,omitempty"`
+	Boot      string           `json:"boot"`
+	Results   []salvagedResult `json:"results"`
 }
 
 type salvagedResult struct {
@@ -113,7 +118,7 @@ type salvagedResult struct {
 // Encode returns the record of a sealed entry. If the entry's devices are not all known, the record
 // reads like a damaged file.
 func (s *Sealed) Encode(boot string) ([]byte, error) {
-	c := salvaged{Boot: boot}
+	c := salvaged{UID: s.UID, Namespace: s.Namespace, Name: s.Name, Boot: boot}
 	for _, d := range s.Devices {
 		c.Results = append(c.Results, salvagedResult{Device: d.Name, Silicon: d.Silicon, Files: d.Files, Nodes: d.Nodes})
 	}
