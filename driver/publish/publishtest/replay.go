@@ -204,7 +204,7 @@ func (n *node) scan(ctx context.Context, tree *discoverytest.Tree, claims []*all
 	}
 	n.now = n.now.Add(scanInterval)
 	settled, _ := n.settler.SettleStates(found, n.now)
-	n.last = n.rules.ApplyTo(settled)
+	n.last = n.rules.ApplyTo(settled) //nolint:contextcheck // evaluating an expression does not block
 	in := pool.Input{Snapshot: n.last, Claims: claims, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
 	// The publisher reads its input before each action. The first action may be the detection of
 	// features and the second one the publication. The third reading follows the publication.
