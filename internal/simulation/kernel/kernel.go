@@ -11,9 +11,7 @@ import (
 	"io/fs"
 	"maps"
 	"path"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -26,8 +24,7 @@ import (
 // Host is a machine. It is a file system whose links do not lead outside.
 type Host struct {
 	mu     sync.Mutex
-	root   *node
-	inodes uint64             // the number of directories so far
+	files  tree
 	gone   map[string][]entry // by PCI address: the entries that vanished with the function
 	hanged chan struct{}      // closed when hanging reads continue
 	hang   string             // reads of files with this in their path hang
@@ -36,134 +33,22 @@ type Host struct {
 	// Changed is called, with mu held, after a write has changed something. It must not block.
 	Changed func()
 
-	driven    []Function
-	functions map[string]*function // the present functions, by address
-	processes map[int]*process
-	pids      int
+	driven    []Function // the functions at boot
+	bus       bus
+	processes processes
 	boots     int
-	trouble   Trouble
 	stuck     chan struct{} // closed when hanging writes continue
 }
-
-// node is an entry of the file system.
-type node struct {
-	mode     fs.FileMode
-	data     []byte
-	target   string // of a link
-	rdev     uint64
-	inode    uint64 // of a directory
-	unread   bool
-	opened   *node // the target of a link in /proc/PID/fd, even if its path has changed
-	children map[string]*node
-}
-
-// entry is a node with its path.
-type entry struct {
-	path string
-	node *node
-}
-
-// nodeName matches "dev/kvm c 10:232", the format of package recorded.
-var nodeName = regexp.MustCompile(`^(.+) ([bc]) ([0-9]+):([0-9]+)$`)
 
 // New returns the machine of a host recording.
 func New(text []byte) *Host {
 	h := &Host{gone: make(map[string][]entry)}
-	h.root = h.newDir()
+	h.bus.files, h.processes.files = &h.files, &h.files
+	h.files.root = h.files.newDir()
 	for _, f := range txtar.Parse(text).Files {
-		h.add(f)
+		h.files.add(f)
 	}
 	return h
-}
-
-// newDir returns a directory with an inode number that no earlier directory has had. So a function
-// that vanished and returned has another number, as on a real kernel (kernfs_new_node in
-// fs/kernfs/dir.c, Linux 6.12).
-func (h *Host) newDir() *node {
-	h.inodes++
-	return &node{mode: fs.ModeDir | 0o755, inode: h.inodes, children: make(map[string]*node)}
-}
-
-func (h *Host) add(f txtar.File) {
-	switch {
-	case f.Name == "end":
-	case strings.Contains(f.Name, " -> "):
-		name, target, _ := strings.Cut(f.Name, " -> ")
-		h.put(name, &node{mode: fs.ModeSymlink | 0o777, target: target})
-	case strings.Contains(f.Name, " ! "):
-		name, _, _ := strings.Cut(f.Name, " ! ")
-		h.put(name, &node{mode: 0o444, unread: true})
-	case nodeName.MatchString(f.Name):
-		m := nodeName.FindStringSubmatch(f.Name)
-		mode := fs.ModeDevice | 0o666
-		if m[2] == "c" {
-			mode |= fs.ModeCharDevice
-		}
-		major, _ := strconv.ParseUint(m[3], 10, 32)
-		minor, _ := strconv.ParseUint(m[4], 10, 32)
-		h.put(m[1], &node{mode: mode, rdev: unix.Mkdev(uint32(major), uint32(minor))})
-	case strings.HasSuffix(f.Name, "/"):
-		h.put(strings.TrimSuffix(f.Name, "/"), h.newDir())
-	default:
-		h.put(f.Name, &node{mode: 0o444, data: f.Data})
-	}
-}
-
-// put stores n at a path, and creates missing directories.
-func (h *Host) put(name string, n *node) {
-	dir := h.root
-	parts := strings.Split(name, "/")
-	for _, part := range parts[:len(parts)-1] {
-		if dir.children[part] == nil {
-			dir.children[part] = h.newDir()
-		}
-		dir = dir.children[part]
-	}
-	dir.children[parts[len(parts)-1]] = n
-}
-
-// eachEntry calls f for each entry except non-empty directories, in order.
-func (h *Host) eachEntry(f func(e entry)) {
-	var walk func(name string, n *node)
-	walk = func(name string, n *node) {
-		if len(n.children) == 0 {
-			f(entry{name, n})
-			return
-		}
-		for _, base := range slices.Sorted(maps.Keys(n.children)) {
-			walk(path.Join(name, base), n.children[base])
-		}
-	}
-	walk("", h.root)
-}
-
-// remove removes a path, and the parent directories below sys/devices that are empty afterwards.
-func (h *Host) remove(name string) {
-	for name != "." && name != "" {
-		parent := h.find(path.Dir(name))
-		if parent == nil {
-			return
-		}
-		delete(parent.children, path.Base(name))
-		if len(parent.children) > 0 || !strings.HasPrefix(path.Dir(name), "sys/devices/") {
-			return
-		}
-		name = path.Dir(name)
-	}
-}
-
-// find returns the node of a path without following links, nil if none.
-func (h *Host) find(name string) *node {
-	n := h.root
-	if name == "." || name == "" {
-		return n
-	}
-	for part := range strings.SplitSeq(name, "/") {
-		if n = n.children[part]; n == nil {
-			return nil
-		}
-	}
-	return n
 }
 
 // VanishFunction removes a PCI function from the machine, together with the given nodes. It reports
@@ -174,19 +59,19 @@ func (h *Host) VanishFunction(address string, nodes ...string) bool {
 	if h.gone[address] != nil {
 		return false
 	}
-	if f := h.functions[address]; f != nil {
-		h.removeAllVirtual(f)
-		h.bind(f, "")
-		delete(h.functions, address)
+	if f := h.bus.functions[address]; f != nil {
+		h.bus.removeAllVirtual(f)
+		h.bus.bind(f, "")
+		delete(h.bus.functions, address)
 	}
 	var gone []entry
-	h.eachEntry(func(e entry) {
+	h.files.eachEntry(func(e entry) {
 		if has(e.path, address) || has(e.node.target, address) || slices.Contains(nodes, e.path) {
 			gone = append(gone, e)
 		}
 	})
 	for _, e := range gone {
-		h.remove(e.path)
+		h.files.remove(e.path)
 	}
 	if len(gone) > 0 {
 		h.gone[address] = gone
@@ -208,11 +93,11 @@ func (h *Host) ReturnFunction(address string, change func(name string, data []by
 		if change != nil && e.node.mode.IsRegular() {
 			e.node.data = change(e.path, bytes.Clone(e.node.data))
 		}
-		h.put(e.path, e.node)
+		h.files.put(e.path, e.node)
 	}
 	for _, f := range h.driven {
 		if f.Address == address && gone != nil {
-			h.probeAnew(f)
+			h.bus.probeAnew(f)
 		}
 	}
 	return gone != nil
@@ -265,7 +150,7 @@ func (h *Host) HasVanished(address string) bool {
 func (h *Host) ChangeFiles(element string, change func(name string, data []byte) []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.eachEntry(func(e entry) {
+	h.files.eachEntry(func(e entry) {
 		if has(e.path, element) && e.node.mode.IsRegular() {
 			e.node.data = change(e.path, bytes.Clone(e.node.data))
 		}
@@ -309,38 +194,10 @@ func (h *Host) Node(name string) (numbers string, found bool) {
 	return fmt.Sprintf("%d:%d", unix.Major(stat.Rdev), unix.Minor(stat.Rdev)), true
 }
 
-// walk returns the node of a path, and follows links.
-func (h *Host) walk(op, name string, last bool) (*node, error) {
-	if !fs.ValidPath(name) {
-		return nil, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
-	}
-	whole, rest, dir := name, name, h.root
-	for links := 0; rest != "" && rest != "."; {
-		part, after, _ := strings.Cut(rest, "/")
-		n := dir.children[part]
-		if n == nil {
-			return nil, &fs.PathError{Op: op, Path: name, Err: syscall.ENOENT}
-		}
-		if n.opened != nil && after == "" && last {
-			return n.opened, nil
-		}
-		if n.mode&fs.ModeSymlink != 0 && (after != "" || last) {
-			if links++; links > 20 {
-				return nil, &fs.PathError{Op: op, Path: name, Err: syscall.ELOOP}
-			}
-			whole = path.Join(strings.TrimSuffix(whole, rest), n.target, after)
-			rest, dir = whole, h.root
-			continue
-		}
-		rest, dir = after, n
-	}
-	return dir, nil
-}
-
 // Open implements [fs.FS].
 func (h *Host) Open(name string) (fs.File, error) {
 	h.mu.Lock()
-	n, err := h.walk("open", name, true)
+	n, err := h.files.walk("open", name, true)
 	h.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -351,7 +208,7 @@ func (h *Host) Open(name string) (fs.File, error) {
 // ReadFile implements [fs.ReadFileFS].
 func (h *Host) ReadFile(name string) ([]byte, error) {
 	h.mu.Lock()
-	n, err := h.walk("open", name, true)
+	n, err := h.files.walk("open", name, true)
 	h.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -386,7 +243,7 @@ func (h *Host) read(name string, n *node) ([]byte, error) {
 func (h *Host) ReadDir(name string) (entries []fs.DirEntry, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n, err := h.walk("open", name, true)
+	n, err := h.files.walk("open", name, true)
 	if err != nil {
 		return nil, err
 	}
@@ -403,7 +260,7 @@ func (h *Host) ReadDir(name string) (entries []fs.DirEntry, err error) {
 func (h *Host) Stat(name string) (fs.FileInfo, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n, err := h.walk("stat", name, true)
+	n, err := h.files.walk("stat", name, true)
 	if err != nil {
 		return nil, err
 	}
@@ -414,7 +271,7 @@ func (h *Host) Stat(name string) (fs.FileInfo, error) {
 func (h *Host) Lstat(name string) (fs.FileInfo, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n, err := h.walk("lstat", name, false)
+	n, err := h.files.walk("lstat", name, false)
 	if err != nil {
 		return nil, err
 	}
@@ -425,7 +282,7 @@ func (h *Host) Lstat(name string) (fs.FileInfo, error) {
 func (h *Host) ReadLink(name string) (string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n, err := h.walk("readlink", name, false)
+	n, err := h.files.walk("readlink", name, false)
 	if err != nil {
 		return "", err
 	}
