@@ -18,6 +18,21 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
+// deviceManager serves the device plugin API (pkg/kubelet/cm/devicemanager). The lock of the kubelet
+// guards its fields.
+type deviceManager struct {
+	kubelet *Kubelet
+
+	endpoints map[string][]*endpoint // by resource; the last is called
+	named     map[string]*endpoint   // by resource: the endpoint with its name, up to 1.36
+	healthy   map[string]map[string]bool
+	lists     map[string]map[string]bool        // the last list of each resource, even if its plugin is gone
+	allocated map[types.UID]map[string][]string // devices by pod and resource: the checkpoint
+	nodesOf   map[types.UID]map[string][]string // device nodes in the answers of Allocate, by pod and resource
+	pending   map[string]map[string]types.UID   // IDs of Allocate calls in flight
+	known     map[string]bool                   // all resources that were ever registered
+}
+
 // endpoint is a device plugin with a registration for a resource.
 type endpoint struct {
 	process  *Process
@@ -79,23 +94,23 @@ func (s stream) Send(list *pluginapi.ListAndWatchResponse) error {
 			sick = append(sick, d.ID)
 		}
 	}
-	k.healthy[s.endpoint.resource] = healthy
-	k.noteList(s.endpoint.resource, list)
+	k.devices.healthy[s.endpoint.resource] = healthy
+	k.devices.noteList(s.endpoint.resource, list)
 	k.log("resource %s has devices %v, unhealthy %v", s.endpoint.resource, slices.Sorted(maps.Keys(healthy)), sick)
 	return nil
 }
 
 // noteList records a list, and the allocated IDs missing from the list.
-func (k *Kubelet) noteList(resource string, list *pluginapi.ListAndWatchResponse) {
+func (m *deviceManager) noteList(resource string, list *pluginapi.ListAndWatchResponse) {
 	listed := make(map[string]bool)
 	for _, d := range list.Devices {
 		listed[d.ID] = true
 	}
-	k.lists[resource] = listed
-	for _, w := range k.workers {
-		for _, id := range k.devices[w.pod.UID][resource] {
-			if !listed[id] && k.isActive(w.pod.UID) && k.config.Lacks != nil {
-				k.config.Lacks(w.pod, resource, id)
+	m.lists[resource] = listed
+	for _, w := range m.kubelet.workers {
+		for _, id := range m.allocated[w.pod.UID][resource] {
+			if !listed[id] && m.kubelet.isActive(w.pod.UID) && m.kubelet.config.Lacks != nil {
+				m.kubelet.config.Lacks(w.pod, resource, id)
 			}
 		}
 	}
@@ -103,34 +118,34 @@ func (k *Kubelet) noteList(resource string, list *pluginapi.ListAndWatchResponse
 
 // register connects an endpoint. It ends the connection of another endpoint in the way of the
 // kubelet's version.
-func (k *Kubelet) register(e *endpoint) error {
+func (m *deviceManager) register(e *endpoint) error {
 	if e.process.isDead() {
 		return errors.New("the process was killed")
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.up {
+	m.kubelet.mu.Lock()
+	defer m.kubelet.mu.Unlock()
+	if !m.kubelet.up {
 		return errors.New("connection refused")
 	}
-	k.named[e.resource] = e
-	if err := k.readOptions(e); err != nil {
-		delete(k.named, e.resource)
+	m.named[e.resource] = e
+	if err := m.readOptions(e); err != nil {
+		delete(m.named, e.resource)
 		return err
 	}
-	if !k.up {
+	if !m.kubelet.up {
 		return errors.New("connection refused")
 	}
-	k.known[e.resource] = true
-	k.endpoints[e.resource] = append(k.endpoints[e.resource], e)
-	k.log("resource %s is registered by %s", e.resource, e.process.name)
-	k.group.Go(func() { k.runClient(e) })
+	m.known[e.resource] = true
+	m.endpoints[e.resource] = append(m.endpoints[e.resource], e)
+	m.kubelet.log("resource %s is registered by %s", e.resource, e.process.name)
+	m.kubelet.group.Go(func() { m.runClient(e) })
 	return nil
 }
 
 // readOptions calls a plugin for its options, without holding the lock.
-func (k *Kubelet) readOptions(e *endpoint) error {
-	k.mu.Unlock()
-	defer k.mu.Lock()
+func (m *deviceManager) readOptions(e *endpoint) error {
+	m.kubelet.mu.Unlock()
+	defer m.kubelet.mu.Lock()
 	if e.fails {
 		return errors.New("failed to get device plugin options")
 	}
@@ -143,11 +158,11 @@ func (k *Kubelet) readOptions(e *endpoint) error {
 // a failed registration has removed the name
 // (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient and connectClient, in 1.25 to
 // 1.36; by name and socket in 1.37).
-func (k *Kubelet) runClient(e *endpoint) {
+func (m *deviceManager) runClient(e *endpoint) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = e.server.ListAndWatch(&pluginapi.Empty{}, stream{k, e})
+		_ = e.server.ListAndWatch(&pluginapi.Empty{}, stream{m.kubelet, e})
 	}()
 	select {
 	case <-done:
@@ -156,51 +171,51 @@ func (k *Kubelet) runClient(e *endpoint) {
 		}
 	case <-e.stream.Done():
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	m.kubelet.mu.Lock()
+	defer m.kubelet.mu.Unlock()
 	e.endStream()
-	if k.config.Minor <= 36 {
-		k.disconnectNamed(e)
+	if m.kubelet.config.Minor <= 36 {
+		m.disconnectNamed(e)
 		return
 	}
-	if !slices.Contains(k.endpoints[e.resource], e) {
+	if !slices.Contains(m.endpoints[e.resource], e) {
 		return
 	}
-	k.log("resource %s: the plugin of %s is disconnected", e.resource, e.process.name)
-	k.removeEndpoint(e)
-	if len(k.endpoints[e.resource]) == 0 && k.up {
-		k.healthy[e.resource] = nil
+	m.kubelet.log("resource %s: the plugin of %s is disconnected", e.resource, e.process.name)
+	m.removeEndpoint(e)
+	if len(m.endpoints[e.resource]) == 0 && m.kubelet.up {
+		m.healthy[e.resource] = nil
 	}
 }
 
 // disconnectNamed models kubelets up to 1.36 at the end of an endpoint's stream.
-func (k *Kubelet) disconnectNamed(e *endpoint) {
-	named := k.named[e.resource]
+func (m *deviceManager) disconnectNamed(e *endpoint) {
+	named := m.named[e.resource]
 	if named == nil {
-		if all := k.endpoints[e.resource]; len(all) > 1 && all[len(all)-1] != e { // otherwise still called, in vain
-			k.removeEndpoint(e)
+		if all := m.endpoints[e.resource]; len(all) > 1 && all[len(all)-1] != e { // otherwise still called, in vain
+			m.removeEndpoint(e)
 		}
 		return
 	}
-	delete(k.named, e.resource)
+	delete(m.named, e.resource)
 	named.endStream()
-	k.log("resource %s: the plugin of %s is disconnected", e.resource, named.process.name)
-	k.endpoints[e.resource] = nil
-	if k.up {
-		k.healthy[e.resource] = nil
+	m.kubelet.log("resource %s: the plugin of %s is disconnected", e.resource, named.process.name)
+	m.endpoints[e.resource] = nil
+	if m.kubelet.up {
+		m.healthy[e.resource] = nil
 	}
 }
 
 // removeEndpoint removes an endpoint from the endpoints that the kubelet calls.
-func (k *Kubelet) removeEndpoint(e *endpoint) {
-	k.endpoints[e.resource] = slices.DeleteFunc(slices.Clone(k.endpoints[e.resource]), func(other *endpoint) bool { return other == e })
+func (m *deviceManager) removeEndpoint(e *endpoint) {
+	m.endpoints[e.resource] = slices.DeleteFunc(slices.Clone(m.endpoints[e.resource]), func(other *endpoint) bool { return other == e })
 }
 
 // allocatePod calls plugins for the resources of a pod (pkg/kubelet/cm/devicemanager/manager.go,
 // allocateContainerResources). A pod keeps earlier allocations, without a call.
-func (k *Kubelet) allocatePod(ctx context.Context, pod *Pod) error {
+func (m *deviceManager) allocatePod(ctx context.Context, pod *Pod) error {
 	for _, resource := range slices.Sorted(maps.Keys(pod.Requests)) {
-		e, ids, err := k.chooseIDs(ctx, pod, resource, pod.Requests[resource])
+		e, ids, err := m.chooseIDs(ctx, pod, resource, pod.Requests[resource])
 		if err != nil || len(ids) == 0 {
 			if err != nil {
 				return err
@@ -208,21 +223,21 @@ func (k *Kubelet) allocatePod(ctx context.Context, pod *Pod) error {
 			continue
 		}
 		response, err := e.callAllocate(ctx, ids)
-		k.mu.Lock()
+		m.kubelet.mu.Lock()
 		for _, id := range ids {
-			delete(k.pending[resource], id)
+			delete(m.pending[resource], id)
 		}
-		if err != nil || !k.up || ctx.Err() != nil {
-			k.mu.Unlock()
+		if err != nil || !m.kubelet.up || ctx.Err() != nil {
+			m.kubelet.mu.Unlock()
 			return errors.Join(err, ctx.Err())
 		}
-		if k.devices[pod.UID] == nil {
-			k.devices[pod.UID], k.nodesOf[pod.UID] = make(map[string][]string), make(map[string][]string)
+		if m.allocated[pod.UID] == nil {
+			m.allocated[pod.UID], m.nodesOf[pod.UID] = make(map[string][]string), make(map[string][]string)
 		}
-		k.devices[pod.UID][resource], pod.started = ids, false
-		k.nodesOf[pod.UID][resource] = nodesOf(response)
-		k.log("pod %s has %v of %s", pod, ids, resource)
-		k.mu.Unlock()
+		m.allocated[pod.UID][resource], pod.started = ids, false
+		m.nodesOf[pod.UID][resource] = nodesOf(response)
+		m.kubelet.log("pod %s has %v of %s", pod, ids, resource)
+		m.kubelet.mu.Unlock()
 	}
 	return nil
 }
@@ -238,15 +253,15 @@ func nodesOf(response *pluginapi.AllocateResponse) (paths []string) {
 
 // chooseIDs returns the IDs for a pod and the endpoint to call. It returns no IDs if the pod
 // already has them.
-func (k *Kubelet) chooseIDs(ctx context.Context, pod *Pod, resource string, n int) (*endpoint, []string, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.takeBack()
-	healthy := k.healthy[resource]
+func (m *deviceManager) chooseIDs(ctx context.Context, pod *Pod, resource string, n int) (*endpoint, []string, error) {
+	m.kubelet.mu.Lock()
+	defer m.kubelet.mu.Unlock()
+	m.takeBack()
+	healthy := m.healthy[resource]
 	if len(healthy) == 0 {
 		return nil, nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", resource)
 	}
-	if had := k.devices[pod.UID][resource]; len(had) > 0 {
+	if had := m.allocated[pod.UID][resource]; len(had) > 0 {
 		for _, id := range had {
 			if !healthy[id] {
 				return nil, nil, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", resource)
@@ -256,34 +271,34 @@ func (k *Kubelet) chooseIDs(ctx context.Context, pod *Pod, resource string, n in
 	}
 	var free []string
 	for _, id := range slices.Sorted(maps.Keys(healthy)) {
-		if k.podWithID(resource, id) == "" && k.pending[resource][id] == "" {
+		if m.podWithID(resource, id) == "" && m.pending[resource][id] == "" {
 			free = append(free, id)
 		}
 	}
-	all := k.endpoints[resource]
+	all := m.endpoints[resource]
 	if len(free) < n || len(all) == 0 {
 		return nil, nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", resource, n, len(free))
 	}
 	e := all[len(all)-1]
-	k.config.Random.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
-	if n < len(free) && k.config.Random.IntN(2) == 0 {
-		free = k.preferredFirst(ctx, e, free, n)
+	m.kubelet.config.Random.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
+	if n < len(free) && m.kubelet.config.Random.IntN(2) == 0 {
+		free = m.preferredFirst(ctx, e, free, n)
 	}
 	ids := free[:n]
-	if k.pending[resource] == nil {
-		k.pending[resource] = make(map[string]types.UID)
+	if m.pending[resource] == nil {
+		m.pending[resource] = make(map[string]types.UID)
 	}
 	for _, id := range ids {
-		k.pending[resource][id] = pod.UID
+		m.pending[resource][id] = pod.UID
 	}
 	return e, ids, nil
 }
 
 // preferredFirst puts the plugin's preferred IDs first. It calls the plugin without holding the
 // lock.
-func (k *Kubelet) preferredFirst(ctx context.Context, e *endpoint, free []string, n int) []string {
-	k.mu.Unlock()
-	defer k.mu.Lock()
+func (m *deviceManager) preferredFirst(ctx context.Context, e *endpoint, free []string, n int) []string {
+	m.kubelet.mu.Unlock()
+	defer m.kubelet.mu.Lock()
 	answer, err := e.server.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
 		{AvailableDeviceIDs: free, AllocationSize: int32(n)},
 	}})
@@ -333,8 +348,8 @@ func (e *endpoint) callAllocate(ctx context.Context, ids []string) (*pluginapi.A
 }
 
 // podWithID returns the pod with an ID, "" if the ID is free.
-func (k *Kubelet) podWithID(resource, id string) types.UID {
-	for uid, devices := range k.devices {
+func (m *deviceManager) podWithID(resource, id string) types.UID {
+	for uid, devices := range m.allocated {
 		if slices.Contains(devices[resource], id) {
 			return uid
 		}
@@ -344,15 +359,15 @@ func (k *Kubelet) podWithID(resource, id string) types.UID {
 
 // takeBack frees the devices of inactive pods. The kubelet does so on allocations and on calls of
 // PodResources (pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices).
-func (k *Kubelet) takeBack() {
-	if !k.ready {
+func (m *deviceManager) takeBack() {
+	if !m.kubelet.ready {
 		return
 	}
-	for uid := range k.devices {
-		if !k.isActive(uid) {
-			k.log("devices %v of pod %s are taken back", k.devices[uid], uid)
-			delete(k.devices, uid)
-			delete(k.nodesOf, uid)
+	for uid := range m.allocated {
+		if !m.kubelet.isActive(uid) {
+			m.kubelet.log("devices %v of pod %s are taken back", m.allocated[uid], uid)
+			delete(m.allocated, uid)
+			delete(m.nodesOf, uid)
 		}
 	}
 }
@@ -394,7 +409,7 @@ func (p *Process) end() {
 	}
 	p.kubelet.mu.Lock()
 	defer p.kubelet.mu.Unlock()
-	for _, all := range p.kubelet.endpoints {
+	for _, all := range p.kubelet.devices.endpoints {
 		for _, e := range all {
 			if e.process == p {
 				e.endStream()
@@ -434,7 +449,7 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 	if !k.up {
 		return nil, errors.New("read PodResources: connection refused")
 	}
-	k.takeBack()
+	k.devices.takeBack()
 	listing := &kubeletapi.Listing{}
 	for _, uid := range slices.Sorted(maps.Keys(k.workers)) {
 		w := k.workers[uid]
@@ -462,7 +477,7 @@ func (p *Process) AllocatedIDs() (map[string][]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	ids := make(map[string][]string)
-	for _, devices := range k.devices {
+	for _, devices := range k.devices.allocated {
 		for resource, some := range devices {
 			ids[resource] = append(ids[resource], some...)
 		}
@@ -472,11 +487,11 @@ func (p *Process) AllocatedIDs() (map[string][]string, error) {
 
 // addDevices adds the devices of a pod's container.
 func (k *Kubelet) addDevices(pod *Pod, c *podresourcesapi.ContainerResources) {
-	for _, resource := range slices.Sorted(maps.Keys(k.devices[pod.UID])) {
-		c.Devices = append(c.Devices, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: slices.Clone(k.devices[pod.UID][resource])})
+	for _, resource := range slices.Sorted(maps.Keys(k.devices.allocated[pod.UID])) {
+		c.Devices = append(c.Devices, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: slices.Clone(k.devices.allocated[pod.UID][resource])})
 	}
 	for _, name := range pod.Claims {
-		info := k.claims[pod.Namespace+"/"+name]
+		info := k.dra.claims[pod.Namespace+"/"+name]
 		if info == nil || k.config.Minor < 34 {
 			continue
 		}

@@ -26,6 +26,20 @@ const callTimeout = 45 * time.Second
 // The kubelet unprepares these claims (pkg/kubelet/cm/dra/manager.go, defaultReconcilePeriod).
 const reconcilePeriod = 60 * time.Second
 
+// draManager registers DRA drivers, and prepares claims (pkg/kubelet/cm/dra). The lock of the kubelet
+// guards its fields.
+type draManager struct {
+	kubelet *Kubelet
+
+	plugins []*plugin             // in the order of registration
+	claims  map[string]*claimInfo // by namespace/name; the checkpoint is written with each change
+	refuses bool                  // the kubelet refuses registrations
+
+	forgotten  map[types.UID]bool // claims that were lost after their Prepare call
+	unprepared map[types.UID]int  // number of completed Unprepare calls, by claim
+	asked      map[types.UID]int  // number of Unprepare calls, by claim
+}
+
 // plugin is a registered DRA driver.
 type plugin struct {
 	registrar *listener
@@ -71,54 +85,54 @@ type backoff struct {
 
 // watchPlugins registers the plugins with a socket, and drops the plugins whose socket is gone
 // (pkg/kubelet/pluginmanager, reconciler).
-func (k *Kubelet) watchPlugins(ctx context.Context) {
+func (m *draManager) watchPlugins(ctx context.Context) {
 	failed := make(map[*listener]backoff)
 	for {
-		k.findPlugins(ctx, failed)
+		m.findPlugins(ctx, failed)
 		if !sleep(ctx, time.Second) {
 			return
 		}
 	}
 }
 
-func (k *Kubelet) findPlugins(ctx context.Context, failed map[*listener]backoff) {
-	sockets := k.network.registrationSockets()
-	k.mu.Lock()
+func (m *draManager) findPlugins(ctx context.Context, failed map[*listener]backoff) {
+	sockets := m.kubelet.network.registrationSockets()
+	m.kubelet.mu.Lock()
 	known := make(map[*listener]bool)
-	k.plugins = slices.DeleteFunc(k.plugins, func(p *plugin) bool {
+	m.plugins = slices.DeleteFunc(m.plugins, func(p *plugin) bool {
 		if slices.Contains(sockets, p.registrar) {
 			known[p.registrar] = true
 			return false
 		}
-		k.log("plugin at %s is gone", p.endpoint)
+		m.kubelet.log("plugin at %s is gone", p.endpoint)
 		p.conn.Close()
 		return true
 	})
-	refuses := k.refuses
-	k.mu.Unlock()
+	refuses := m.refuses
+	m.kubelet.mu.Unlock()
 	for _, socket := range sockets {
 		if known[socket] || time.Now().Before(failed[socket].until) {
 			continue
 		}
-		if err := k.registerPlugin(ctx, socket, refuses); err != nil {
-			k.log("plugin at %s is not registered: %v", socket.path, err)
+		if err := m.registerPlugin(ctx, socket, refuses); err != nil {
+			m.kubelet.log("plugin at %s is not registered: %v", socket.path, err)
 			pause := min(max(2*failed[socket].pause, firstBackoff), lastBackoff)
 			failed[socket] = backoff{pause, time.Now().Add(pause)}
 		}
 	}
 }
 
-func (k *Kubelet) connect(path string) (*grpc.ClientConn, error) {
+func (m *draManager) connect(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return k.network.dial(ctx, path) }))
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return m.kubelet.network.dial(ctx, path) }))
 }
 
 // registerPlugin gets the information of the plugin at a registrar's socket, accepts or refuses the
 // plugin, and notifies it of the result.
-func (k *Kubelet) registerPlugin(ctx context.Context, socket *listener, refuses bool) error {
+func (m *draManager) registerPlugin(ctx context.Context, socket *listener, refuses bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	conn, err := k.connect(socket.path)
+	conn, err := m.connect(socket.path)
 	if err != nil {
 		return err
 	}
@@ -128,47 +142,47 @@ func (k *Kubelet) registerPlugin(ctx context.Context, socket *listener, refuses 
 	if err != nil {
 		return err
 	}
-	if refuses || k.config.Minor < 34 {
+	if refuses || m.kubelet.config.Minor < 34 {
 		_, err := client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{Error: "not supported"})
 		return errors.Join(errors.New("refused"), err)
 	}
-	calls, err := k.connect(info.Endpoint)
+	calls, err := m.connect(info.Endpoint)
 	if err != nil {
 		return err
 	}
-	k.mu.Lock()
-	if !k.up {
-		k.mu.Unlock()
+	m.kubelet.mu.Lock()
+	if !m.kubelet.up {
+		m.kubelet.mu.Unlock()
 		calls.Close()
 		return errors.New("the kubelet stops")
 	}
-	k.plugins = append(k.plugins, &plugin{socket, info.Endpoint, calls, drapb.NewDRAPluginClient(calls)})
-	k.log("plugin %s registered at %s", info.Name, info.Endpoint)
-	k.mu.Unlock()
+	m.plugins = append(m.plugins, &plugin{socket, info.Endpoint, calls, drapb.NewDRAPluginClient(calls)})
+	m.kubelet.log("plugin %s registered at %s", info.Name, info.Endpoint)
+	m.kubelet.mu.Unlock()
 	_, err = client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})
 	return err
 }
 
 // chosenPlugin returns the plugin for calls: the newest connected one, or else the newest
 // (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get).
-func (k *Kubelet) chosenPlugin() (*plugin, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, p := range slices.Backward(k.plugins) {
-		if k.network.has(p.endpoint) {
+func (m *draManager) chosenPlugin() (*plugin, error) {
+	m.kubelet.mu.Lock()
+	defer m.kubelet.mu.Unlock()
+	for _, p := range slices.Backward(m.plugins) {
+		if m.kubelet.network.has(p.endpoint) {
 			return p, nil
 		}
 	}
-	if len(k.plugins) == 0 {
-		return nil, fmt.Errorf("DRA driver %s is not registered", k.config.Driver)
+	if len(m.plugins) == 0 {
+		return nil, fmt.Errorf("DRA driver %s is not registered", m.kubelet.config.Driver)
 	}
-	return k.plugins[len(k.plugins)-1], nil
+	return m.plugins[len(m.plugins)-1], nil
 }
 
 // CalledProcess returns the name of the process that plugin would choose, "" if no plugin is
 // registered.
 func (k *Kubelet) CalledProcess() string {
-	p, err := k.chosenPlugin()
+	p, err := k.dra.chosenPlugin()
 	if err != nil {
 		return ""
 	}
@@ -177,31 +191,31 @@ func (k *Kubelet) CalledProcess() string {
 
 // prepare prepares the claims of a pod (pkg/kubelet/cm/dra/manager.go, prepareResources). The
 // claims are stored in the checkpoint before the call.
-func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
+func (m *draManager) prepare(ctx context.Context, pod *Pod) error {
 	if len(pod.Claims) == 0 {
 		return nil
 	}
 	var found []*resourceapi.ResourceClaim
 	for _, name := range pod.Claims {
-		claim, err := k.config.Client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+		claim, err := m.kubelet.config.Client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("fetch ResourceClaim %s: %w", name, err)
 		}
-		if !k.isReserved(claim, pod) {
+		if !m.isReserved(claim, pod) {
 			return fmt.Errorf("pod %s is not allowed to use ResourceClaim %s", pod, name)
 		}
 		if claim.Status.Allocation == nil {
 			return fmt.Errorf("ResourceClaim %s is not allocated", name)
 		}
-		if k.allocatedHere(claim) {
+		if m.allocatedHere(claim) {
 			found = append(found, claim)
 		}
 	}
-	driver, err := k.chosenPlugin()
+	driver, err := m.chosenPlugin()
 	if err != nil {
 		return err
 	}
-	request, err := k.recordClaims(pod, found)
+	request, err := m.recordClaims(pod, found)
 	if err != nil || len(request.Claims) == 0 {
 		return err
 	}
@@ -211,17 +225,17 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 	if err = driver.answerError(err); err != nil {
 		return fmt.Errorf("NodePrepareResources: %w", err)
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	m.kubelet.mu.Lock()
+	defer m.kubelet.mu.Unlock()
 	for uid, result := range response.Claims {
 		if result.Error != "" {
 			return fmt.Errorf("NodePrepareResources failed for ResourceClaim %s: %s", uid, result.Error)
 		}
-		info := k.claimOf(types.UID(uid))
+		info := m.claimOf(types.UID(uid))
 		if info == nil {
 			return fmt.Errorf("unable to get claim info for ResourceClaim %s", uid)
 		}
-		if k.config.Minor >= 37 {
+		if m.kubelet.config.Minor >= 37 {
 			info.cdi = nil
 		}
 		for _, device := range result.Devices {
@@ -236,9 +250,9 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 		return fmt.Errorf("NodePrepareResources skipped %d ResourceClaims", missing)
 	}
 	for _, claim := range request.Claims {
-		if info := k.claimOf(types.UID(claim.Uid)); info != nil {
+		if info := m.claimOf(types.UID(claim.Uid)); info != nil {
 			info.prepared = true
-			k.log("claim %s is prepared: %s", claim.Name, strings.Join(info.cdi, " "))
+			m.kubelet.log("claim %s is prepared: %s", claim.Name, strings.Join(info.cdi, " "))
 		}
 	}
 	return nil
@@ -247,9 +261,9 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 // isReserved reports whether a pod may use a claim. Models from 1.37 on also accept a reservation
 // for the pod's PodGroup. Kubelets from 1.36 on have a feature gate for such reservations
 // (pkg/kubelet/cm/dra/manager.go, prepareResources).
-func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
+func (m *draManager) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
-		return r.UID == pod.UID || k.config.Minor >= 37 && r.Resource == "podgroups" && r.Name == pod.Group
+		return r.UID == pod.UID || m.kubelet.config.Minor >= 37 && r.Resource == "podgroups" && r.Name == pod.Group
 	})
 }
 
@@ -257,21 +271,21 @@ func (k *Kubelet) isReserved(claim *resourceapi.ResourceClaim, pod *Pod) bool {
 // 1.36, a claim whose Unprepare is in progress or has failed counts as prepared for another pod;
 // from 1.37 on, that pod waits (pkg/kubelet/cm/dra/manager.go, prepareResources: isPrepared in
 // 1.36, isUnpreparing before it in 1.37).
-func (k *Kubelet) recordClaims(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (m *draManager) recordClaims(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
+	m.kubelet.mu.Lock()
+	defer m.kubelet.mu.Unlock()
 	request := &drapb.NodePrepareResourcesRequest{}
 	for _, claim := range claims {
 		key := claim.Namespace + "/" + claim.Name
-		info := k.claims[key]
+		info := m.claims[key]
 		switch {
 		case info == nil:
 			info = &claimInfo{uid: claim.UID, namespace: claim.Namespace, name: claim.Name, pods: make(map[types.UID]bool)}
-			k.claims[key] = info
-			delete(k.forgotten, info.uid)
+			m.claims[key] = info
+			delete(m.forgotten, info.uid)
 		case info.uid != claim.UID:
 			return nil, fmt.Errorf("old ResourceClaim with same name %s and different UID %s still exists (previous pod force-deleted?!)", claim.Name, info.uid)
-		case k.config.Minor >= 37 && info.unpreparing:
+		case m.kubelet.config.Minor >= 37 && info.unpreparing:
 			return nil, fmt.Errorf("ResourceClaim %s is being unprepared", claim.Name)
 		}
 		info.pods[pod.UID] = true
@@ -282,8 +296,8 @@ func (k *Kubelet) recordClaims(pod *Pod, claims []*resourceapi.ResourceClaim) (*
 	return request, nil
 }
 
-func (k *Kubelet) claimOf(uid types.UID) *claimInfo {
-	for _, info := range k.claims {
+func (m *draManager) claimOf(uid types.UID) *claimInfo {
+	for _, info := range m.claims {
 		if info.uid == uid {
 			return info
 		}
@@ -294,14 +308,14 @@ func (k *Kubelet) claimOf(uid types.UID) *claimInfo {
 // unprepareClaims unprepares the claims of a pod (pkg/kubelet/cm/dra/manager.go,
 // unprepareResources). Up to 1.36, a pod without a reference to a claim, because the claim was
 // never prepared for the pod, still unprepares the claim if a single other pod has it.
-func (k *Kubelet) unprepareClaims(ctx context.Context, pod types.UID, namespace string, names []string) error {
-	k.mu.Lock()
+func (m *draManager) unprepareClaims(ctx context.Context, pod types.UID, namespace string, names []string) error {
+	m.kubelet.mu.Lock()
 	request := &drapb.NodeUnprepareResourcesRequest{}
 	var keys []string
 	for _, name := range names {
 		key := namespace + "/" + name
-		info := k.claims[key]
-		if info == nil || k.config.Minor >= 37 && !info.pods[pod] {
+		info := m.claims[key]
+		if info == nil || m.kubelet.config.Minor >= 37 && !info.pods[pod] {
 			continue
 		}
 		if len(info.pods) > 1 {
@@ -309,37 +323,37 @@ func (k *Kubelet) unprepareClaims(ctx context.Context, pod types.UID, namespace 
 			continue
 		}
 		info.unpreparing, info.asked = true, time.Now()
-		k.asked[info.uid]++
+		m.asked[info.uid]++
 		request.Claims = append(request.Claims, &drapb.Claim{Namespace: namespace, Name: name, Uid: string(info.uid)})
 		keys = append(keys, key)
 	}
-	k.mu.Unlock()
+	m.kubelet.mu.Unlock()
 	if len(request.Claims) == 0 {
 		return nil
 	}
-	err := k.callUnprepare(ctx, request)
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	err := m.callUnprepare(ctx, request)
+	m.kubelet.mu.Lock()
+	defer m.kubelet.mu.Unlock()
 	for i, key := range keys {
-		info := k.claims[key]
+		info := m.claims[key]
 		if info == nil || string(info.uid) != request.Claims[i].Uid {
 			continue
 		}
 		info.asked = time.Now()
 		if info.why = err; err == nil {
-			k.log("claim %s is unprepared", key)
-			k.unprepared[info.uid]++
+			m.kubelet.log("claim %s is unprepared", key)
+			m.unprepared[info.uid]++
 			if len(info.pods) > 1 { // up to 1.36, a pod may have joined meanwhile
-				k.forgotten[info.uid] = true
+				m.forgotten[info.uid] = true
 			}
-			delete(k.claims, key)
+			delete(m.claims, key)
 		}
 	}
 	return err
 }
 
-func (k *Kubelet) callUnprepare(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) error {
-	driver, err := k.chosenPlugin()
+func (m *draManager) callUnprepare(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) error {
+	driver, err := m.chosenPlugin()
 	if err != nil {
 		return err
 	}
@@ -362,26 +376,26 @@ func (k *Kubelet) callUnprepare(ctx context.Context, request *drapb.NodeUnprepar
 
 // reconcileClaims unprepares the claims of pods that are no longer active, even if their containers
 // still run (pkg/kubelet/cm/dra/manager.go, reconcileLoop).
-func (k *Kubelet) reconcileClaims(ctx context.Context) {
+func (m *draManager) reconcileClaims(ctx context.Context) {
 	for sleep(ctx, reconcilePeriod) {
-		k.mu.Lock()
+		m.kubelet.mu.Lock()
 		type orphan struct {
 			pod       types.UID
 			namespace string
 			name      string
 		}
 		var orphans []orphan
-		for _, info := range k.claims {
+		for _, info := range m.claims {
 			for pod := range info.pods {
-				if k.ready && !k.isActive(pod) {
+				if m.kubelet.ready && !m.kubelet.isActive(pod) {
 					orphans = append(orphans, orphan{pod, info.namespace, info.name})
 				}
 			}
 		}
-		k.mu.Unlock()
+		m.kubelet.mu.Unlock()
 		for _, o := range orphans {
-			if err := k.unprepareClaims(ctx, o.pod, o.namespace, []string{o.name}); err != nil {
-				k.log("reconcile: claim %s/%s: %v", o.namespace, o.name, err)
+			if err := m.unprepareClaims(ctx, o.pod, o.namespace, []string{o.name}); err != nil {
+				m.kubelet.log("reconcile: claim %s/%s: %v", o.namespace, o.name, err)
 			}
 		}
 	}

@@ -101,25 +101,9 @@ type Kubelet struct {
 	group   sync.WaitGroup
 	workers map[types.UID]*worker
 
-	// DRA.
-	plugins []*plugin             // in the order of registration
-	claims  map[string]*claimInfo // by namespace/name; the checkpoint is written with each change
-	refuses bool                  // the kubelet refuses registrations
-
-	forgotten  map[types.UID]bool // claims that were lost after their Prepare call
-	unprepared map[types.UID]int  // number of completed Unprepare calls, by claim
-	asked      map[types.UID]int  // number of Unprepare calls, by claim
-
-	// The device plugin API.
-	endpoints map[string][]*endpoint // by resource; the last is called
-	named     map[string]*endpoint   // by resource: the endpoint with its name, up to 1.36
-	healthy   map[string]map[string]bool
-	lists     map[string]map[string]bool        // the last list of each resource, even if its plugin is gone
-	devices   map[types.UID]map[string][]string // allocated, by pod and resource: the checkpoint
-	nodesOf   map[types.UID]map[string][]string // device nodes in the answers of Allocate, by pod and resource
-	pending   map[string]map[string]types.UID   // IDs of Allocate calls in flight
-	admission chan struct{}                     // has a value while a pod is admitted: pods are admitted one after another
-	known     map[string]bool                   // all resources that were ever registered
+	dra       draManager
+	devices   deviceManager
+	admission chan struct{} // has a value while a pod is admitted: pods are admitted one after another
 
 	// The container runtime.
 	containers map[types.UID]*Container
@@ -128,13 +112,20 @@ type Kubelet struct {
 
 // New returns a stopped kubelet.
 func New(config Config) *Kubelet {
-	return &Kubelet{
-		config: config, claims: make(map[string]*claimInfo), workers: make(map[types.UID]*worker),
-		devices: make(map[types.UID]map[string][]string), nodesOf: make(map[types.UID]map[string][]string),
-		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool), forgotten: make(map[types.UID]bool), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int),
-		healthy: make(map[string]map[string]bool), lists: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), named: make(map[string]*endpoint), pending: make(map[string]map[string]types.UID),
-		admission: make(chan struct{}, 1),
+	k := &Kubelet{
+		config: config, workers: make(map[types.UID]*worker), admission: make(chan struct{}, 1),
+		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool),
 	}
+	k.dra = draManager{
+		kubelet: k, claims: make(map[string]*claimInfo),
+		forgotten: make(map[types.UID]bool), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int),
+	}
+	k.devices = deviceManager{
+		kubelet: k, endpoints: make(map[string][]*endpoint), named: make(map[string]*endpoint),
+		healthy: make(map[string]map[string]bool), lists: make(map[string]map[string]bool), known: make(map[string]bool),
+		allocated: make(map[types.UID]map[string][]string), nodesOf: make(map[types.UID]map[string][]string), pending: make(map[string]map[string]types.UID),
+	}
+	return k
 }
 
 func (k *Kubelet) log(format string, args ...any) { k.config.Log("kubelet: "+format, args...) }
@@ -149,22 +140,22 @@ func (k *Kubelet) StartKubelet() {
 	k.log("starts, version 1.%d", k.config.Minor)
 	k.up, k.ready = true, false
 	k.ctx, k.cancel = context.WithCancel(context.Background())
-	k.plugins = nil
-	for _, c := range k.claims {
+	k.dra.plugins = nil
+	for _, c := range k.dra.claims {
 		c.prepared = false // the checkpoint does not contain this (pkg/kubelet/cm/dra/state)
 		c.unpreparing = false
 	}
-	k.endpoints, k.healthy = make(map[string][]*endpoint), make(map[string]map[string]bool)
-	clear(k.named)
-	for resource := range k.known {
-		k.healthy[resource] = nil
+	k.devices.endpoints, k.devices.healthy = make(map[string][]*endpoint), make(map[string]map[string]bool)
+	clear(k.devices.named)
+	for resource := range k.devices.known {
+		k.devices.healthy[resource] = nil
 	}
-	k.pending = make(map[string]map[string]types.UID)
+	k.devices.pending = make(map[string]map[string]types.UID)
 	ctx := k.ctx
 	k.group.Go(func() { k.wipeSlices(ctx) })
-	k.group.Go(func() { k.watchPlugins(ctx) })
+	k.group.Go(func() { k.dra.watchPlugins(ctx) })
 	k.group.Go(func() { k.syncPods(ctx) })
-	k.group.Go(func() { k.reconcileClaims(ctx) })
+	k.group.Go(func() { k.dra.reconcileClaims(ctx) })
 }
 
 // wipeSlices deletes the node's slices as soon as the API server allows it.
@@ -185,19 +176,19 @@ func (k *Kubelet) StopKubelet() {
 	k.log("stops")
 	k.up = false
 	k.cancel()
-	for _, all := range k.endpoints {
+	for _, all := range k.devices.endpoints {
 		for _, e := range all {
 			e.endStream()
 		}
 	}
-	for _, p := range k.plugins {
+	for _, p := range k.dra.plugins {
 		p.conn.Close()
 	}
 	k.mu.Unlock()
 	k.group.Wait()
 	k.mu.Lock()
 	clear(k.workers)
-	k.plugins = nil
+	k.dra.plugins = nil
 	k.mu.Unlock()
 }
 
@@ -225,15 +216,15 @@ func (k *Kubelet) LoseCheckpoints(dra, classic bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if dra {
-		for _, info := range k.claims {
-			k.forgotten[info.uid] = true
+		for _, info := range k.dra.claims {
+			k.dra.forgotten[info.uid] = true
 		}
-		clear(k.claims)
+		clear(k.dra.claims)
 	}
 	if classic {
-		clear(k.devices)
-		clear(k.nodesOf)
-		clear(k.known)
+		clear(k.devices.allocated)
+		clear(k.devices.nodesOf)
+		clear(k.devices.known)
 	}
 }
 
@@ -241,14 +232,14 @@ func (k *Kubelet) LoseCheckpoints(dra, classic bool) {
 func (k *Kubelet) ForgottenClaims() map[types.UID]bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return maps.Clone(k.forgotten)
+	return maps.Clone(k.dra.forgotten)
 }
 
 // RefuseDrivers sets whether the kubelet refuses drivers that register from now on.
 func (k *Kubelet) RefuseDrivers(refuses bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.refuses = refuses
+	k.dra.refuses = refuses
 }
 
 // Containers returns the running containers, sorted by the UIDs of their pods.
@@ -284,8 +275,8 @@ func (k *Kubelet) IsIdle() (string, bool) {
 		}
 	case len(k.containers) > 0:
 		return fmt.Sprintf("%d containers run", len(k.containers)), false
-	case len(k.claims) > 0:
-		for name, c := range k.claims {
+	case len(k.dra.claims) > 0:
+		for name, c := range k.dra.claims {
 			return fmt.Sprintf("claim %s is not unprepared: %v", name, c.why), false
 		}
 	}
@@ -297,7 +288,7 @@ func (k *Kubelet) IsIdle() (string, bool) {
 func (k *Kubelet) HasClaim(c *Container, uid types.UID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.unprepared[uid] == c.unprepared[uid]
+	return k.dra.unprepared[uid] == c.unprepared[uid]
 }
 
 // HadUnprepare reports whether the kubelet has called Unprepare for a claim before the start of the
@@ -309,14 +300,14 @@ func (c *Container) HadUnprepare(uid types.UID) bool { return c.asked[uid] > 0 }
 func (k *Kubelet) GaveUp(c *Container, uid types.UID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.asked[uid] != c.asked[uid]
+	return k.dra.asked[uid] != c.asked[uid]
 }
 
 // HasDevices returns a pod's devices in the checkpoint of the device plugin API.
 func (k *Kubelet) HasDevices(uid types.UID) map[string][]string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return maps.Clone(k.devices[uid])
+	return maps.Clone(k.devices.allocated[uid])
 }
 
 // AddEarlierPod adds a pod from the time before the first agent: another plugin allocated its
@@ -324,13 +315,13 @@ func (k *Kubelet) HasDevices(uid types.UID) map[string][]string {
 func (k *Kubelet) AddEarlierPod(pod *Pod, devices map[string][]string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := &Container{Pod: pod, Devices: devices, Listed: maps.Clone(k.lists), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int)}
+	c := &Container{Pod: pod, Devices: devices, Listed: maps.Clone(k.devices.lists), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int)}
 	if err := k.config.Start(c); err != nil {
 		return err
 	}
-	k.devices[pod.UID], k.containers[pod.UID], k.sandboxes[pod.UID] = maps.Clone(devices), c, true
+	k.devices.allocated[pod.UID], k.containers[pod.UID], k.sandboxes[pod.UID] = maps.Clone(devices), c, true
 	for resource := range devices {
-		k.known[resource] = true
+		k.devices.known[resource] = true
 	}
 	return nil
 }
@@ -340,7 +331,7 @@ func (k *Kubelet) PreparedClaims() map[types.UID][]string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	prepared := make(map[types.UID][]string)
-	for _, info := range k.claims {
+	for _, info := range k.dra.claims {
 		prepared[info.uid] = info.cdi
 	}
 	return prepared
@@ -352,7 +343,7 @@ func (k *Kubelet) AllocatableDevices() map[string]int {
 	defer k.mu.Unlock()
 	all := make(map[string]int)
 	if k.up {
-		for resource, ids := range k.healthy {
+		for resource, ids := range k.devices.healthy {
 			all[resource] = len(ids)
 		}
 	}
@@ -372,8 +363,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // allocatedHere reports whether a claim has devices of the model's driver.
-func (k *Kubelet) allocatedHere(claim *resourceapi.ResourceClaim) bool {
+func (m *draManager) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == k.config.Driver
+		return r.Driver == m.kubelet.config.Driver
 	})
 }

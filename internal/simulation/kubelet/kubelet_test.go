@@ -387,7 +387,7 @@ func TestStreamEnds(t *testing.T) {
 			register := func(name string) *endpoint {
 				d := &devices{lists: make(chan []string)}
 				e := n.NewProcess(name).newEndpoint(context.Background(), "test/gpu", d)
-				if err := n.Kubelet.register(e); err != nil {
+				if err := n.devices.register(e); err != nil {
 					t.Fatal(err)
 				}
 				d.lists <- []string{"a"}

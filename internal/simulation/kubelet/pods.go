@@ -143,7 +143,7 @@ func (k *Kubelet) runPod(ctx context.Context, w *worker) {
 	w.terminal = true
 	k.mu.Unlock()
 	for pause := time.Second; ; pause = min(2*pause, 10*time.Second) {
-		err := k.unprepareClaims(ctx, w.pod.UID, w.pod.Namespace, w.pod.Claims)
+		err := k.dra.unprepareClaims(ctx, w.pod.UID, w.pod.Namespace, w.pod.Claims)
 		k.set(w, "is to be unprepared", err)
 		if err == nil {
 			break
@@ -155,7 +155,7 @@ func (k *Kubelet) runPod(ctx context.Context, w *worker) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.takeBack()
+	k.devices.takeBack()
 	delete(k.workers, w.pod.UID)
 	k.log("pod %s has ended", w.pod)
 	k.config.Done(w.pod, nil)
@@ -180,7 +180,7 @@ func (k *Kubelet) begin(ctx context.Context, w *worker) error {
 	k.set(w, "admitted", nil)
 	k.admission <- struct{}{}
 	defer func() { <-k.admission }()
-	return k.allocatePod(ctx, w.pod)
+	return k.devices.allocatePod(ctx, w.pod)
 }
 
 // run starts the pod's container, and restarts the container when it ends by itself, until the pod
@@ -245,7 +245,7 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	if !sandbox {
 		// If the pod must end while its claims are being prepared, the worker still waits for the
 		// call.
-		if err := k.prepare(ctx, w.pod); err != nil {
+		if err := k.dra.prepare(ctx, w.pod); err != nil {
 			return err
 		}
 		k.mu.Lock()
@@ -260,15 +260,15 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	if ctx.Err() != nil || !k.up {
 		return context.Canceled
 	}
-	c := &Container{Pod: w.pod, Again: w.pod.started, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Ending: make(map[types.UID]time.Time), Devices: maps.Clone(k.devices[w.pod.UID]), Listed: maps.Clone(k.lists), unprepared: maps.Clone(k.unprepared), asked: maps.Clone(k.asked)}
+	c := &Container{Pod: w.pod, Again: w.pod.started, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Ending: make(map[types.UID]time.Time), Devices: maps.Clone(k.devices.allocated[w.pod.UID]), Listed: maps.Clone(k.devices.lists), unprepared: maps.Clone(k.dra.unprepared), asked: maps.Clone(k.dra.asked)}
 	for _, name := range w.pod.Claims {
-		if info := k.claims[w.pod.Namespace+"/"+name]; info != nil {
+		if info := k.dra.claims[w.pod.Namespace+"/"+name]; info != nil {
 			c.Claims[info.uid], c.Names[info.uid], c.Ending[info.uid] = slices.Clone(info.cdi), name, endingOf(info)
 		} else {
 			return errors.New("unable to get claim info for ResourceClaim " + name)
 		}
 	}
-	for _, nodes := range k.nodesOf[w.pod.UID] {
+	for _, nodes := range k.devices.nodesOf[w.pod.UID] {
 		c.Nodes = append(c.Nodes, nodes...)
 	}
 	for resource, n := range w.pod.Requests {

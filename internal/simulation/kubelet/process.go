@@ -25,7 +25,7 @@ func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.D
 	for {
 		var all []*endpoint // latest last
 		e := p.newEndpoint(ctx, resource, server)
-		if err := p.kubelet.register(e); err == nil {
+		if err := p.kubelet.devices.register(e); err == nil {
 			all = p.replaceEndpoints(ctx, e, gone)
 			select {
 			case <-all[len(all)-1].lost:
@@ -63,13 +63,13 @@ func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.D
 // kubelet forget the endpoint's name while the others end, and registers another endpoint
 // afterwards. It returns the endpoints with a stream to the kubelet.
 func (p *Process) replaceEndpoints(ctx context.Context, e *endpoint, gone <-chan struct{}) []*endpoint {
-	if !p.kubelet.hasOtherStreams(e) {
+	if !p.kubelet.devices.hasOtherStreams(e) {
 		return []*endpoint{e}
 	}
 	forgotten := p.newEndpoint(ctx, e.resource, e.server)
 	forgotten.fails = true
 	defer forgotten.drop()
-	_ = p.kubelet.register(forgotten) // intended to fail
+	_ = p.kubelet.devices.register(forgotten) // intended to fail
 	wait := func(how time.Duration) bool {
 		timer := time.NewTimer(how)
 		defer timer.Stop()
@@ -82,13 +82,13 @@ func (p *Process) replaceEndpoints(ctx context.Context, e *endpoint, gone <-chan
 		}
 		return false
 	}
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && p.kubelet.hasOtherStreams(e); {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && p.kubelet.devices.hasOtherStreams(e); {
 		if !wait(100 * time.Millisecond) {
 			return []*endpoint{e}
 		}
 	}
 	last := p.newEndpoint(ctx, e.resource, e.server)
-	if !wait(time.Second) || p.kubelet.register(last) != nil {
+	if !wait(time.Second) || p.kubelet.devices.register(last) != nil {
 		last.drop()
 		return []*endpoint{e}
 	}
@@ -97,10 +97,10 @@ func (p *Process) replaceEndpoints(ctx context.Context, e *endpoint, gone <-chan
 }
 
 // hasOtherStreams reports whether the kubelet has streams from other processes.
-func (k *Kubelet) hasOtherStreams(e *endpoint) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, other := range k.endpoints[e.resource] {
+func (m *deviceManager) hasOtherStreams(e *endpoint) bool {
+	m.kubelet.mu.Lock()
+	defer m.kubelet.mu.Unlock()
+	for _, other := range m.endpoints[e.resource] {
 		if other.process != e.process && !other.process.isDead() && other.stream.Err() == nil {
 			return true
 		}
@@ -123,7 +123,7 @@ func (e *endpoint) awaitSuccessor(ctx context.Context) *endpoint {
 	k := e.process.kubelet
 	for ctx.Err() == nil && e.stream.Err() == nil {
 		k.mu.Lock()
-		for _, other := range slices.Backward(k.endpoints[e.resource]) {
+		for _, other := range slices.Backward(k.devices.endpoints[e.resource]) {
 			if other.process != e.process && !other.leaves.Load() && other.stream.Err() == nil {
 				k.mu.Unlock()
 				return other
