@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/simulation/agents"
 )
 
 // check checks the invariants.
@@ -24,13 +25,13 @@ func (w *World) check() {
 	for i, a := range users {
 		for _, b := range users[:i] {
 			if why := w.exclusionReason(a, b); why != "" {
-				w.fail("%s has two users, %s: %s, and %s", a.silicon, why, b, a)
+				w.history.Fail("%s has two users, %s: %s, and %s", a.silicon, why, b, a)
 				return
 			}
 		}
 		for _, why := range []string{w.unrecordedUse(a), w.checkForm(a), w.checkMode(a)} {
 			if why != "" {
-				w.fail("%s, and %s", a, why)
+				w.history.Fail("%s, and %s", a, why)
 				return
 			}
 		}
@@ -46,13 +47,13 @@ func (w *World) check() {
 				parts[a.device] = make(part)
 			}
 			if capacity := parts[a.device].add(a.part); capacity != "" {
-				w.fail("more than all of the %s of %s is in use, last by %s", capacity, a.device, a)
+				w.history.Fail("more than all of the %s of %s is in use, last by %s", capacity, a.device, a)
 				return
 			}
 			continue
 		}
 		if why := a.count(counters); why != "" {
-			w.fail("%s, last by %s", why, a)
+			w.history.Fail("%s, last by %s", why, a)
 			return
 		}
 	}
@@ -81,13 +82,13 @@ func (w *World) checkReallocated(name, boot string) {
 	if len(mine) == 0 {
 		return
 	}
-	for _, other := range w.disk.Files(stateDir + "/claims") {
+	for _, other := range w.disk.Files(agents.StateDir + "/claims") {
 		if other == name {
 			continue
 		}
 		for device := range w.exclusiveDevices(other, boot) {
 			if mine[device] {
-				w.fail("%s was given twice, by %s and by %s", device, name, other)
+				w.history.Fail("%s was given twice, by %s and by %s", device, name, other)
 			}
 		}
 	}
@@ -114,7 +115,7 @@ func (w *World) exclusiveDevices(name, boot string) map[string]bool {
 }
 
 func (w *World) recordOf(claim types.UID) string {
-	return stateDir + "/claims/" + string(claim) + ".record"
+	return agents.StateDir + "/claims/" + string(claim) + ".record"
 }
 
 // count adds the counters that a use takes from its silicon, and returns an error text if a counter

@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"time"
 
+	"chandler.dev/internal/simulation/agents"
+	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/disk"
 )
 
@@ -17,15 +19,15 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 	if w.goesOn(diskFault) {
 		return false
 	}
-	below := pickOne(w.random, "/", "/", kubeletRoot, cdiRoot)
+	below := chance.PickOne(w.random, "/", "/", agents.KubeletRoot, agents.CDIRoot)
 	w.disk.SetFault(func(op disk.Op, file string) error {
-		if errors.Is(with, syscall.ENOSPC) && strings.HasPrefix(file, runDir) {
+		if errors.Is(with, syscall.ENOSPC) && strings.HasPrefix(file, agents.RunDir) {
 			return nil // another file system, on tmpfs
 		}
-		if !which(op) || !strings.HasPrefix(file, below) || !w.oneChanceIn(oneIn) {
+		if !which(op) || !strings.HasPrefix(file, below) || !w.chance.OneIn(oneIn) {
 			return nil
 		}
-		w.countFault(name)
+		w.history.CountFault(name)
 		return with
 	})
 	w.startFault(diskFault, 40*time.Second, func() {
@@ -41,9 +43,9 @@ func (w *World) slowDisk() bool {
 		return false
 	}
 	w.disk.SetFault(func(disk.Op, string) error {
-		if w.oneChanceIn(4) {
-			w.countFault("diskSlow")
-			time.Sleep(w.upTo(3 * time.Second))
+		if w.chance.OneIn(4) {
+			w.history.CountFault("diskSlow")
+			time.Sleep(w.chance.UpTo(3 * time.Second))
 		}
 		return nil
 	})
@@ -54,17 +56,17 @@ func (w *World) slowDisk() bool {
 // wipeState removes the agent's directory and ends the agent's process, as an administrator may do
 // who considers the directory obsolete.
 func (w *World) wipeState() bool {
-	if len(w.disk.Files(stateDir)) == 0 || w.minor < 34 {
+	if len(w.disk.Files(agents.StateDir)) == 0 || w.minor < 34 {
 		return false
 	}
-	w.log("the agent's directory is wiped")
+	w.history.Log("the agent's directory is wiped")
 	w.forgetState()
-	w.disk.WipeDir(stateDir)
-	w.disk.WipeDir(runDir)
-	if !w.lock.isHeld() {
+	w.disk.WipeDir(agents.StateDir)
+	w.disk.WipeDir(agents.RunDir)
+	if !w.agents.Lock.IsHeld() {
 		w.forgetUses() // of the starting agent
 	}
-	w.countFault("stateWiped")
+	w.history.CountFault("stateWiped")
 	return true
 }
 
@@ -75,24 +77,24 @@ func (w *World) forgetState() {
 }
 
 func (w *World) wipeSpecs() bool {
-	if len(w.disk.Files(cdiRoot)) == 0 {
+	if len(w.disk.Files(agents.CDIRoot)) == 0 {
 		return false
 	}
-	w.log("the directory of CDI specs is wiped")
+	w.history.Log("the directory of CDI specs is wiped")
 	w.lost = w.lost || w.wiped
 	w.startHealing()
-	w.disk.WipeDir(cdiRoot)
-	w.countFault("specsWiped")
+	w.disk.WipeDir(agents.CDIRoot)
+	w.history.CountFault("specsWiped")
 	return true
 }
 
 func (w *World) damageRecord() bool {
-	records := w.disk.Files(stateDir + "/claims")
+	records := w.disk.Files(agents.StateDir + "/claims")
 	if len(records) == 0 {
 		return false
 	}
-	name := pickOne(w.random, records...)
-	w.log("%s is damaged", name)
+	name := chance.PickOne(w.random, records...)
+	w.history.Log("%s is damaged", name)
 	w.forgetState()
 	w.disk.DamageFile(name, func(data []byte) []byte {
 		if len(data) == 0 {
@@ -107,6 +109,6 @@ func (w *World) damageRecord() bool {
 		data[w.random.IntN(len(data))] ^= 0x20
 		return data
 	})
-	w.countFault("recordDamaged")
+	w.history.CountFault("recordDamaged")
 	return true
 }

@@ -14,7 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/apiserver"
+	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/disk"
 )
 
@@ -69,7 +71,7 @@ func allFaults() []fault {
 		{"apiThrottles", 3, (*World).apiThrottles},
 		{"apiConflicts", 3, (*World).apiConflicts},
 		{"apiForbids", 2, (*World).apiForbids},
-		{"watchesEnd", 2, func(w *World) bool { w.server.EndWatches(); w.countFault("watchesEnd"); return true }},
+		{"watchesEnd", 2, func(w *World) bool { w.server.EndWatches(); w.history.CountFault("watchesEnd"); return true }},
 		{"listsStale", 3, (*World).listsStale},
 		{"schedulerBehind", 3, (*World).schedulerBehind},
 		{"schedulerRestarted", 2, (*World).restartScheduler},
@@ -123,13 +125,13 @@ func (w *World) goesOn(name string) bool {
 
 // clean drops agents that have ended from w.living.
 func (w *World) clean() {
-	w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i.dead.Load() })
+	w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i.IsDead() })
 }
 
 // keepAgent starts an agent if none lives, as the kubelet does for a pod. If an agent was killed by
 // a loss of power, the machine reboots.
 func (w *World) keepAgent() {
-	if slices.ContainsFunc(w.living, func(i *incarnation) bool { return i.power && i.dead.Load() }) {
+	if slices.ContainsFunc(w.living, func(i *agents.Agent) bool { return i.LostPower() }) {
 		w.reboot(true)
 	}
 	w.clean()
@@ -143,10 +145,10 @@ func (w *World) killAgent() bool {
 	if len(w.living) == 0 {
 		return false
 	}
-	one := pickOne(w.random, w.living...)
-	w.log("%s is killed", one.name)
-	one.killAgent()
-	w.countFault("agentKilled")
+	one := chance.PickOne(w.random, w.living...)
+	w.history.Log("%s is killed", one.Name)
+	one.Kill()
+	w.history.CountFault("agentKilled")
 	return true
 }
 
@@ -156,11 +158,10 @@ func (w *World) killWriting(power bool) bool {
 	if len(w.living) == 0 {
 		return false
 	}
-	one := pickOne(w.random, w.living...)
+	one := chance.PickOne(w.random, w.living...)
 	after := int64(2 + w.random.IntN(12))
-	w.log("%s is to be killed at its change %d of the disk, power lost %v", one.name, after-1, power)
-	one.power = power
-	one.limit.Store(after)
+	w.history.Log("%s is to be killed at its change %d of the disk, power lost %v", one.Name, after-1, power)
+	one.KillWriting(after-1, power)
 	return true
 }
 
@@ -170,7 +171,7 @@ func (w *World) restartAgent() bool {
 		return false
 	}
 	w.replaceAgent(0)
-	w.countFault("agentRestarted")
+	w.history.CountFault("agentRestarted")
 	return true
 }
 
@@ -179,11 +180,11 @@ func (w *World) restartAgent() bool {
 // agent published.
 func (w *World) replaceAgent(pause time.Duration) {
 	one := w.living[0]
-	w.log("%s is told to end", one.name)
-	one.cancel()
+	w.history.Log("%s is told to end", one.Name)
+	one.Stop()
 	w.living = nil
 	if !w.surges {
-		<-one.done
+		one.Wait()
 		if pause > 0 {
 			time.Sleep(time.Duration(w.random.Int64N(int64(pause))))
 			w.tendCluster()
@@ -196,20 +197,20 @@ func (w *World) replaceAgent(pause time.Duration) {
 var volatile = []string{"/var/run", "/run"}
 
 func (w *World) reboot(powerLost bool) bool {
-	w.log("the machine reboots, power lost %v", powerLost)
-	for _, i := range w.all { // also agents that were told to end and have not ended yet
-		i.killAgent()
+	w.history.Log("the machine reboots, power lost %v", powerLost)
+	for _, i := range w.agents.All() { // also agents that were told to end and have not ended yet
+		i.Kill()
 	}
 	w.living = nil
 	w.kubelet.StopKubelet()
 	w.kubelet.Reboot()
 	if powerLost {
 		if w.disk.LosePower(w.random, volatile...) {
-			w.countFault("powerLost")
+			w.history.CountFault("powerLost")
 		}
 	} else {
 		w.disk.Reboot(volatile...)
-		w.countFault("reboot")
+		w.history.CountFault("reboot")
 	}
 	w.newBoot()
 	w.rebootHost()
@@ -234,7 +235,7 @@ func (w *World) restartKubelet() bool {
 	w.kubelet.StopKubelet()
 	time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
 	w.kubelet.StartKubelet()
-	w.countFault("kubeletRestarted")
+	w.history.CountFault("kubeletRestarted")
 	return true
 }
 
@@ -244,7 +245,7 @@ func (w *World) kubeletAlone() bool {
 	if !w.kubelet.IsUp() || !w.apiDown() {
 		return false
 	}
-	w.countFault("kubeletAlone")
+	w.history.CountFault("kubeletAlone")
 	return w.restartKubelet()
 }
 
@@ -254,7 +255,7 @@ func (w *World) stopKubelet() bool {
 	}
 	w.kubelet.StopKubelet()
 	w.startFault("kubeletDown", time.Minute, w.kubelet.StartKubelet)
-	w.countFault("kubeletDown")
+	w.history.CountFault("kubeletDown")
 	return true
 }
 
@@ -263,16 +264,16 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 		return false
 	}
 	w.kubelet.StopKubelet()
-	w.log("the kubelet loses its checkpoints, DRA %v, device plugin API %v", dra, classic)
+	w.history.Log("the kubelet loses its checkpoints, DRA %v, device plugin API %v", dra, classic)
 	w.kubelet.LoseCheckpoints(dra, classic)
-	if w.wiped && !w.lock.hasListing() {
+	if w.wiped && !w.agents.Lock.HasListing() {
 		w.forgetUses() // neither the kubelet nor the active agent has a record of them
 	}
 	w.kubelet.StartKubelet()
 	if dra {
-		w.countFault("draCheckpointLost")
+		w.history.CountFault("draCheckpointLost")
 	} else {
-		w.countFault("classicCheckpointLost")
+		w.history.CountFault("classicCheckpointLost")
 	}
 	return true
 }
@@ -283,7 +284,7 @@ func (w *World) forceDelete() bool {
 	}
 	if p := w.anyPod(func(p *pod) bool { return p.bound }); p != nil {
 		w.deletePod(p, true)
-		w.countFault("forceDelete")
+		w.history.CountFault("forceDelete")
 		return true
 	}
 	return false
@@ -314,7 +315,7 @@ func (w *World) reallocate() bool {
 	time.Sleep(time.Duration(w.random.IntN(500)) * time.Millisecond) // the kubelet ends containers of unknown pods within a second
 	w.submitPod(next)
 	if placed {
-		w.countFault("claimReallocated")
+		w.history.CountFault("claimReallocated")
 	}
 	return true
 }
@@ -326,8 +327,8 @@ func (w *World) deletePrepared() bool {
 		return false
 	}
 	w.disk.SetFault(func(op disk.Op, file string) error {
-		if op == disk.Write && strings.HasPrefix(file, stateDir+"/claims/") {
-			time.Sleep(w.upTo(3 * time.Second))
+		if op == disk.Write && strings.HasPrefix(file, agents.StateDir+"/claims/") {
+			time.Sleep(w.chance.UpTo(3 * time.Second))
 		}
 		return nil
 	})
@@ -338,11 +339,11 @@ func (w *World) deletePrepared() bool {
 		w.makeClaim(p.Claims[0])
 	}
 	w.submitPod(one)
-	time.Sleep(w.upTo(200 * time.Millisecond))
+	time.Sleep(w.chance.UpTo(200 * time.Millisecond))
 	w.deletePod(one, true)
 	w.submitPod(other)
 	if one.bound && other.bound {
-		w.countFault("deletedWhilePrepared")
+		w.history.CountFault("deletedWhilePrepared")
 	}
 	return true
 }
@@ -378,7 +379,7 @@ func (w *World) joinEnding() bool {
 	time.Sleep(2 * time.Second) // the kubelet calls Unprepare, and again a second later
 	w.submitPod(other)
 	if one.bound && other.bound {
-		w.countFault("joinedWhileEnding")
+		w.history.CountFault("joinedWhileEnding")
 	}
 	return true
 }
@@ -395,10 +396,10 @@ func (w *World) podUnseen() bool {
 	p.Stubborn, p.Life, p.lingers = false, 5*time.Second, time.Minute
 	w.server.Put(newClaim(p.Claims[0], 1))
 	w.submitPod(p)
-	time.Sleep(w.upTo(2 * time.Second))
+	time.Sleep(w.chance.UpTo(2 * time.Second))
 	if p.bound && w.apiDown() {
 		time.Sleep(p.Life + p.lingers) // until an agent would reset the device
-		w.countFault("podUnseen")
+		w.history.CountFault("podUnseen")
 	}
 	return true
 }
@@ -418,7 +419,7 @@ func (w *World) anyPod(match func(*pod) bool) *pod {
 	if len(all) == 0 {
 		return nil
 	}
-	return pickOne(w.random, all...)
+	return chance.PickOne(w.random, all...)
 }
 
 // setFault makes the API server answer calls of the agent with a fault.
@@ -433,7 +434,7 @@ func (w *World) setFault(name string, longest time.Duration, f apiserver.Fault) 
 
 func (w *World) apiDown() bool {
 	done := w.setFault("apiDown", 90*time.Second, func(context.Context, apiserver.Call) error {
-		w.countFault("apiDown")
+		w.history.CountFault("apiDown")
 		return apiserver.ErrDown
 	})
 	if done {
@@ -444,30 +445,23 @@ func (w *World) apiDown() bool {
 
 func (w *World) apiSlow() bool {
 	return w.setFault("apiSlow", 30*time.Second, func(ctx context.Context, _ apiserver.Call) error {
-		w.countFault("apiSlow")
+		w.history.CountFault("apiSlow")
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(w.upTo(8 * time.Second)):
+		case <-time.After(w.chance.UpTo(8 * time.Second)):
 			return nil
 		}
 	})
 }
 
-// upTo returns a random duration. Any goroutine may call upTo.
-func (w *World) upTo(longest time.Duration) time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return time.Duration(w.faults.Int64N(int64(longest)))
-}
-
 func (w *World) apiThrottles() bool {
 	return w.setFault("apiThrottles", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
-		if !w.oneChanceIn(2) {
+		if !w.chance.OneIn(2) {
 			return nil
 		}
-		w.countFault("apiThrottles")
-		if w.oneChanceIn(4) {
+		w.history.CountFault("apiThrottles")
+		if w.chance.OneIn(4) {
 			return apiserver.InternalError()
 		}
 		return apiserver.TooMany()
@@ -476,10 +470,10 @@ func (w *World) apiThrottles() bool {
 
 func (w *World) apiConflicts() bool {
 	return w.setFault("apiConflicts", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
-		if call.Verb != "update" && call.Verb != "apply" && call.Verb != "delete" || !w.oneChanceIn(2) {
+		if call.Verb != "update" && call.Verb != "apply" && call.Verb != "delete" || !w.chance.OneIn(2) {
 			return nil
 		}
-		w.countFault("apiConflicts")
+		w.history.CountFault("apiConflicts")
 		return apierrors.NewConflict(schema.GroupResource{Resource: call.Resource}, "", nil)
 	})
 }
@@ -489,7 +483,7 @@ func (w *World) apiForbids() bool {
 		if call.Resource == "nodes" || call.Resource == "pods" {
 			return nil
 		}
-		w.countFault("apiForbids")
+		w.history.CountFault("apiForbids")
 		return apiserver.ForbiddenError(call.Resource)
 	})
 }
@@ -500,7 +494,7 @@ func (w *World) listsStale() bool {
 	}
 	w.server.FreezeLists()
 	w.startFault("listsStale", 40*time.Second, w.server.ThawLists)
-	w.countFault("listsStale")
+	w.history.CountFault("listsStale")
 	return true
 }
 
@@ -510,16 +504,16 @@ func (w *World) schedulerBehind() bool {
 	}
 	w.lag = int64(1 + w.random.IntN(30))
 	w.startFault("schedulerBehind", 30*time.Second, func() { w.lag = 0 })
-	w.countFault("schedulerBehind")
+	w.history.CountFault("schedulerBehind")
 	return true
 }
 
 // dropFields gives the API server the features of another version.
 func (w *World) dropFields() bool {
-	minor := pickOne(w.random, 34, 35, 36, 37)
-	w.log("the API server keeps the fields of Kubernetes 1.%d", minor)
+	minor := chance.PickOne(w.random, 34, 35, 36, 37)
+	w.history.Log("the API server keeps the fields of Kubernetes 1.%d", minor)
 	w.setFeatures(featuresOf(minor))
-	w.countFault("fieldsDropped")
+	w.history.CountFault("fieldsDropped")
 	return true
 }
 
@@ -535,10 +529,10 @@ func (w *World) deleteNode() bool {
 	if w.isDown() {
 		return false
 	}
-	w.log("the node is deleted and made anew")
+	w.history.Log("the node is deleted and made anew")
 	w.server.Delete(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	w.server.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
-	w.countFault("nodeDeleted")
+	w.history.CountFault("nodeDeleted")
 	return true
 }
 
@@ -546,7 +540,7 @@ func (w *World) deleteSlices() bool {
 	if w.server.DeleteSlices(nodeName) == 0 {
 		return false
 	}
-	w.log("all slices of the node are deleted")
-	w.countFault("slicesDeleted")
+	w.history.Log("all slices of the node are deleted")
+	w.history.CountFault("slicesDeleted")
 	return true
 }

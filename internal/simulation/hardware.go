@@ -11,15 +11,18 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/simulation/agents"
+	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/disk"
+	"chandler.dev/internal/simulation/machine"
 )
 
 // anyCard returns one of the machine's cards, and false if there are none.
-func (w *World) anyCard() (c card, found bool) {
+func (w *World) anyCard() (c machine.Card, found bool) {
 	if len(w.cards) == 0 {
-		return card{}, false
+		return machine.Card{}, false
 	}
-	return pickOne(w.random, w.cards...), true
+	return chance.PickOne(w.random, w.cards...), true
 }
 
 func (w *World) vanishCard() bool {
@@ -27,21 +30,21 @@ func (w *World) vanishCard() bool {
 	if !found {
 		return false
 	}
-	if !w.host.VanishFunction(c.address, c.nodes...) {
+	if !w.host.VanishFunction(c.Address, c.Nodes...) {
 		return false
 	}
 	w.recordDisturbed(c)
-	w.log("card %s vanishes", c.address)
+	w.history.Log("card %s vanishes", c.Address)
 	w.recordParted(c)
 	w.sendUevent()
-	w.countFault("deviceVanishes")
+	w.history.CountFault("deviceVanishes")
 	return true
 }
 
 // recordParted records the silicon that loses one of its functions.
-func (w *World) recordParted(c card) {
-	for _, d := range w.machine.devices {
-		if d.PartOf != nil && len(d.PartOf.Counters) == 0 && strings.Contains(d.Source, c.address) {
+func (w *World) recordParted(c machine.Card) {
+	for _, d := range w.machine.Devices {
+		if d.PartOf != nil && len(d.PartOf.Counters) == 0 && strings.Contains(d.Source, c.Address) {
 			w.parted[d.Silicon()] = true
 		}
 	}
@@ -49,12 +52,12 @@ func (w *World) recordParted(c card) {
 
 func (w *World) comeBack() bool {
 	for _, c := range w.cards {
-		if w.host.HasVanished(c.address) {
-			w.log("card %s returns", c.address)
+		if w.host.HasVanished(c.Address) {
+			w.history.Log("card %s returns", c.Address)
 			w.pullOut(c)
-			w.host.ReturnFunction(c.address, nil)
+			w.host.ReturnFunction(c.Address, nil)
 			w.sendUevent()
-			w.countFault("deviceReturns")
+			w.history.CountFault("deviceReturns")
 			return true
 		}
 	}
@@ -67,16 +70,16 @@ func (w *World) swap() bool {
 	if !found {
 		return false
 	}
-	if w.host.HasVanished(c.address) {
+	if w.host.HasVanished(c.Address) {
 		return false
 	}
-	w.host.VanishFunction(c.address, c.nodes...)
+	w.host.VanishFunction(c.Address, c.Nodes...)
 	w.recordDisturbed(c)
 	w.recordParted(c)
 	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
 	digit, another := byte('0'+w.random.IntN(10)), false
-	w.host.ReturnFunction(c.address, func(_ string, data []byte) []byte {
+	w.host.ReturnFunction(c.Address, func(_ string, data []byte) []byte {
 		if i := strings.Index(string(data), "GPU-"); i >= 0 {
 			another = another || data[i+4] != digit
 			data[i+4] = digit
@@ -86,65 +89,64 @@ func (w *World) swap() bool {
 	for _, container := range w.kubelet.Containers() {
 		uses, _ := container.Note.([]*use)
 		for _, u := range uses {
-			u.replaced = u.replaced || another && u.address == c.address
+			u.replaced = u.replaced || another && u.address == c.Address
 		}
 	}
 	w.pullOut(c)
-	w.log("card %s is another now", c.address)
+	w.history.Log("card %s is another now", c.Address)
 	w.sendUevent()
 	w.swapped = true
-	w.countFault("deviceSwapped")
+	w.history.CountFault("deviceSwapped")
 	return true
 }
 
 // pullOut removes a returned card from the uses of processes that had the card open before: the
 // kernel has invalidated their open files.
-func (w *World) pullOut(c card) {
+func (w *World) pullOut(c machine.Card) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.processes {
 		p.uses = slices.DeleteFunc(slices.Clone(p.uses), func(u *use) bool {
-			return u.address == c.address || strings.Contains(w.machine.devices[u.device].Source, c.address) && !w.machine.reassigns
+			return u.address == c.Address || strings.Contains(w.machine.Devices[u.device].Source, c.Address) && !w.machine.Reassigns
 		})
 	}
 }
 
 // renumberCards exchanges the nodes of two cards, as a reset of the bus may.
 func (w *World) renumberCards() bool {
-	if !w.machine.renumbers {
+	if !w.machine.Renumbers {
 		return false
 	}
 	a, b := w.random.IntN(len(w.cards)), w.random.IntN(len(w.cards))
 	one, other := &w.cards[a], &w.cards[b]
-	if a == b || w.host.HasVanished(one.address) || w.host.HasVanished(other.address) {
+	if a == b || w.host.HasVanished(one.Address) || w.host.HasVanished(other.Address) {
 		return false
 	}
-	minor := func(c *card) string { return "Device Minor: \t " + strings.TrimPrefix(c.nodes[0], "dev/nvidia") + "\n" }
+	minor := func(c *machine.Card) string {
+		return "Device Minor: \t " + strings.TrimPrefix(c.Nodes[0], "dev/nvidia") + "\n"
+	}
 	w.host.ChangeFiles("gpus", func(name string, data []byte) []byte {
 		switch {
-		case strings.Contains(name, one.address):
+		case strings.Contains(name, one.Address):
 			return []byte(strings.Replace(string(data), minor(one), minor(other), 1))
-		case strings.Contains(name, other.address):
+		case strings.Contains(name, other.Address):
 			return []byte(strings.Replace(string(data), minor(other), minor(one), 1))
 		}
 		return data
 	})
-	one.nodes, other.nodes = other.nodes, one.nodes
-	w.log("cards %s and %s have each other's nodes", one.address, other.address)
+	one.Nodes, other.Nodes = other.Nodes, one.Nodes
+	w.history.Log("cards %s and %s have each other's nodes", one.Address, other.Address)
 	w.sendUevent()
-	w.countFault("nodesRenumbered")
+	w.history.CountFault("nodesRenumbered")
 	return true
 }
 
-// movable is the disk that may move to the slot of another IOMMU group.
-const movable = "0000:02:00.0"
-
 // moveGroup moves a disk to another IOMMU group: the group of two other disks, or back to its own.
 func (w *World) moveGroup() bool {
-	if len(w.machine.allowed.rebind) == 0 || w.host.HasVanished(movable) {
+	if len(w.machine.Allowed.Rebind) == 0 || w.host.HasVanished(machine.Movable) {
 		return false
 	}
-	joins := len(w.host.Group(movable)) == 1
+	joins := len(w.host.Group(machine.Movable)) == 1
 	if joins {
 		w.moveTo(4)
 		time.Sleep(time.Second) // an agent scans the host
@@ -152,7 +154,7 @@ func (w *World) moveGroup() bool {
 	if !joins || w.random.IntN(2) == 0 {
 		w.leaveGroup()
 	}
-	w.countFault("groupChanges")
+	w.history.CountFault("groupChanges")
 	return true
 }
 
@@ -167,7 +169,7 @@ func (w *World) leaveGroup() {
 	w.makeRoom()
 	var writes atomic.Bool
 	w.disk.SetFault(func(op disk.Op, file string) error {
-		if op == disk.Create && strings.HasPrefix(file, stateDir+"/claims/") && !writes.Swap(true) {
+		if op == disk.Create && strings.HasPrefix(file, agents.StateDir+"/claims/") && !writes.Swap(true) {
 			time.Sleep(5 * time.Second)
 		}
 		return nil
@@ -175,7 +177,7 @@ func (w *World) leaveGroup() {
 	p := w.newPod("pod")
 	p.Claims = []string{p.Name + "-claim"}
 	claim := newClaim(p.Claims[0], 1)
-	device := w.machine.devices[deviceName(pickOne(w.random, "0000:04:00.0", "0000:04:00.1"))]
+	device := w.machine.Devices[machine.DeviceName(chance.PickOne(w.random, "0000:04:00.0", "0000:04:00.1"))]
 	w.specifyFunction(claim, &device)
 	w.server.Put(claim)
 	w.submitPod(p)
@@ -190,24 +192,24 @@ func (w *World) leaveGroup() {
 }
 
 func (w *World) moveTo(group int) {
-	c := card{address: movable}
-	w.host.VanishFunction(c.address)
+	c := machine.Card{Address: machine.Movable}
+	w.host.VanishFunction(c.Address)
 	w.recordDisturbed(c)
 	w.pullOut(c)
 	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
-	w.host.MoveGroup(c.address, group)
+	w.host.MoveGroup(c.Address, group)
 	for _, container := range w.kubelet.Containers() { // containers with these functions no longer share a group with the disk
 		uses, _ := container.Note.([]*use)
 		for _, u := range uses {
-			if u.group = slices.DeleteFunc(slices.Clone(u.group), func(address string) bool { return address == c.address }); u.address == c.address {
+			if u.group = slices.DeleteFunc(slices.Clone(u.group), func(address string) bool { return address == c.Address }); u.address == c.Address {
 				u.group = nil
 			}
 		}
 	}
-	w.host.ReturnFunction(c.address, nil)
+	w.host.ReturnFunction(c.Address, nil)
 	w.setApart(group == 2 && w.isApart())
-	w.log("disk %s is in IOMMU group %d", c.address, group)
+	w.history.Log("disk %s is in IOMMU group %d", c.Address, group)
 	w.sendUevent()
 }
 
@@ -215,13 +217,13 @@ func (w *World) moveTo(group int) {
 // the device plugin API does not offer the disk, no claim has it, and no agent has begun to bind the
 // functions of the group.
 func (w *World) isApart() bool {
-	for _, name := range w.disk.Files(runDir + "/journal/rebind") {
-		if data, _ := w.disk.FileContent(name); bytes.Contains(data, []byte(movable)) {
+	for _, name := range w.disk.Files(agents.RunDir + "/journal/rebind") {
+		if data, _ := w.disk.FileContent(name); bytes.Contains(data, []byte(machine.Movable)) {
 			return false
 		}
 	}
 	claimed := slices.ContainsFunc(w.server.Claims(), func(claim *resourceapi.ResourceClaim) bool {
-		return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, isMovable)
+		return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, machine.IsMovable)
 	})
 	return !claimed && w.mode == discovery.ModeDRA && w.kubelet.AllocatableDevices()["example.com/disk"] == 0 && !w.goesOn(diskFault)
 }
@@ -232,59 +234,55 @@ func (w *World) setApart(apart bool) {
 	w.apart = apart
 }
 
-func isMovable(r resourceapi.DeviceRequestAllocationResult) bool {
-	return r.Device == deviceName(movable)
-}
-
 // reassignCards lets a driver find two cards in the other order: the cards return with each other's
 // names and nodes.
 func (w *World) reassignCards() bool {
-	if !w.machine.reassigns {
+	if !w.machine.Reassigns {
 		return false
 	}
 	a, b := w.random.IntN(len(w.cards)), w.random.IntN(len(w.cards))
 	one, other := &w.cards[a], &w.cards[b]
-	if a == b || w.host.HasVanished(one.address) || w.host.HasVanished(other.address) {
+	if a == b || w.host.HasVanished(one.Address) || w.host.HasVanished(other.Address) {
 		return false
 	}
-	for _, c := range []*card{one, other} {
-		w.host.VanishFunction(c.address, c.nodes...)
+	for _, c := range []*machine.Card{one, other} {
+		w.host.VanishFunction(c.Address, c.Nodes...)
 		w.pullOut(*c)
 	}
 	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
-	w.host.ExchangeFunctions(one.address, other.address, "hailo_chardev", append(slices.Clone(one.nodes), other.nodes...)...)
-	one.nodes, other.nodes = other.nodes, one.nodes
+	w.host.ExchangeFunctions(one.Address, other.Address, "hailo_chardev", append(slices.Clone(one.Nodes), other.Nodes...)...)
+	one.Nodes, other.Nodes = other.Nodes, one.Nodes
 	w.mu.Lock()
-	delete(w.handed, one.address)
-	delete(w.handed, other.address)
+	delete(w.handed, one.Address)
+	delete(w.handed, other.Address)
 	w.mu.Unlock()
-	w.host.ReturnFunction(one.address, nil)
-	w.host.ReturnFunction(other.address, nil)
-	w.log("cards %s and %s have each other's names", one.address, other.address)
+	w.host.ReturnFunction(one.Address, nil)
+	w.host.ReturnFunction(other.Address, nil)
+	w.history.Log("cards %s and %s have each other's names", one.Address, other.Address)
 	w.sendUevent()
-	w.countFault("numbersReassigned")
+	w.history.CountFault("numbersReassigned")
 	return true
 }
 
 // cardOf returns the present address of the card with a device.
 func (w *World) cardOf(device string) string {
-	d := w.machine.devices[device]
-	if nodes := nodesOf(&d); w.machine.reassigns {
+	d := w.machine.Devices[device]
+	if nodes := machine.NodesOf(&d); w.machine.Reassigns {
 		for _, c := range w.cards {
-			if slices.Contains(nodes, c.nodes[0]) {
-				return c.address
+			if slices.Contains(nodes, c.Nodes[0]) {
+				return c.Address
 			}
 		}
 	}
-	return addressIn(d.Source)
+	return machine.AddressIn(d.Source)
 }
 
 // noteRecord records that an agent has written a consumer's record, after which the device may be
 // reset.
 func (w *World) noteRecord(file string) {
 	device, _, _ := strings.Cut(path.Base(file), ".")
-	if _, there := w.disk.FileContent(file); there || path.Dir(file) != runDir+"/journal/reclaim" {
+	if _, there := w.disk.FileContent(file); there || path.Dir(file) != agents.RunDir+"/journal/reclaim" {
 		return
 	}
 	w.mu.Lock()
@@ -300,11 +298,11 @@ func (w *World) sickenCard() bool {
 	if !found {
 		return false
 	}
-	w.log("files of card %s cannot be read", c.address)
-	w.host.MakeUnreadable(pickOne(w.random, c.address, c.address+"/vendor", "/information"))
+	w.history.Log("files of card %s cannot be read", c.Address)
+	w.host.MakeUnreadable(chance.PickOne(w.random, c.Address, c.Address+"/vendor", "/information"))
 	w.startFault("unreadable", 60*time.Second, func() { w.host.MakeUnreadable(""); w.sendUevent() })
 	w.sendUevent()
-	w.countFault("unreadable")
+	w.history.CountFault("unreadable")
 	return true
 }
 
@@ -316,10 +314,10 @@ func (w *World) hangCard() bool {
 	if !found {
 		return false
 	}
-	w.log("reads of card %s hang", c.address)
-	w.host.HangReads(c.address)
+	w.history.Log("reads of card %s hang", c.Address)
+	w.host.HangReads(c.Address)
 	w.startFault("readHangs", 40*time.Second, w.host.Release)
 	w.sendUevent()
-	w.countFault("readHangs")
+	w.history.CountFault("readHangs")
 	return true
 }

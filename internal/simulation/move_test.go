@@ -28,13 +28,13 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 		slow.binding = time.Now().Add(longestBinding)
 		w.submitPod(slow)
 		w.wants(discovery.ModeDevicePlugin, nil)
-		resource := w.machine.devices[w.allocatedTo("slow")].Offers[0].Resource
-		for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.devices))) {
+		resource := w.machine.Devices[w.allocatedTo("slow")].Offers[0].Resource
+		for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.Devices))) {
 			p := w.newPod("limits-" + n)
 			p.Requests = map[string]int{resource: 1}
 			w.submitPod(p)
 		}
-		all := len(w.machine.devices) + 1 // with the agent's own
+		all := len(w.machine.Devices) + 1 // with the agent's own
 		w.runFor(longestBinding - time.Minute)
 		if n := len(w.kubelet.Containers()); n != all-1 {
 			t.Errorf("%d containers before the pod with the claim is bound, want %d", n, all-1)
@@ -48,8 +48,8 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 		if n := len(w.kubelet.Containers()); n != all {
 			t.Errorf("%d containers after the end of the claim, want %d", n, all)
 		}
-		if len(w.failures) > 0 {
-			t.Errorf("%q", w.failures)
+		if len(w.history.AllFailures()) > 0 {
+			t.Errorf("%q", w.history.AllFailures())
 		}
 		w.end()
 	})

@@ -51,7 +51,7 @@ type portion struct {
 // notePortions records the allocated part of each device, by the slices behind the allocation.
 func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
 	for _, r := range results {
-		if len(w.machine.interchangeable(r.Device)) > 0 {
+		if len(w.machine.DevicesNamed(r.Device)) > 0 {
 			continue // a claim has the chosen devices whole
 		}
 		p, has := portion{claim: true, of: claim, device: r.Device}, part(nil)

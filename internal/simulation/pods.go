@@ -15,7 +15,9 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/simulation/apiserver"
+	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/kubelet"
+	"chandler.dev/internal/simulation/machine"
 )
 
 // addAgentPod puts the agent's own pod on the node.
@@ -37,7 +39,7 @@ func (w *World) addStrangers() {
 	if w.random.IntN(4) > 0 {
 		return
 	}
-	devices := w.machine.devices
+	devices := w.machine.Devices
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		d := devices[name]
 		if d.Shareable || len(d.Offers) == 0 || len(d.Offers[0].IDs) > 1 || d.Offers[0].Members > 1 || d.PartOf != nil && d.Name != d.Silicon() || w.random.IntN(2) == 0 {
@@ -49,15 +51,15 @@ func (w *World) addStrangers() {
 		}
 		p := w.newPod("old")
 		p.bound, p.inAPI, p.Requests = true, true, map[string]int{d.Offers[0].Resource: 1}
-		w.log("pod %s has %s of another plugin's", p, id)
+		w.history.Log("pod %s has %s of another plugin's", p, id)
 		w.mu.Lock()
 		w.pods[p.UID] = p
 		w.mu.Unlock()
 		w.putPod(p)
 		if err := w.kubelet.AddEarlierPod(p.Pod, map[string][]string{d.Offers[0].Resource: {id}}); err != nil {
-			w.fail("pod %s: %v", p, err)
+			w.history.Fail("pod %s: %v", p, err)
 		}
-		w.countFault("anotherPlugin")
+		w.history.CountFault("anotherPlugin")
 	}
 }
 
@@ -97,7 +99,7 @@ func (w *World) putPod(p *pod) {
 	}
 	limits := corev1.ResourceList{}
 	for resource, n := range p.Requests {
-		limits[corev1.ResourceName(resource)] = newQuantity(int64(n))
+		limits[corev1.ResourceName(resource)] = machine.NewQuantity(int64(n))
 	}
 	spec.Containers[0].Resources.Limits = limits
 	if p.Init {
@@ -140,7 +142,7 @@ func (w *World) makePod() {
 		if len(resources) == 0 {
 			return
 		}
-		p.Requests = map[string]int{pickOne(w.random, resources...): 1 + w.random.IntN(2)}
+		p.Requests = map[string]int{chance.PickOne(w.random, resources...): 1 + w.random.IntN(2)}
 		p.Init = w.random.IntN(6) == 0
 	case w.random.IntN(3) == 0:
 		p.own = false
@@ -170,7 +172,7 @@ func (w *World) makePod() {
 
 // submitPod adds a pod to the API server, and schedules the pod.
 func (w *World) submitPod(p *pod) {
-	w.log("cluster: pod %s is made: claims %v, requests %v, init %v", p, short(p.Claims), p.Requests, p.Init)
+	w.history.Log("cluster: pod %s is made: claims %v, requests %v, init %v", p, short(p.Claims), p.Requests, p.Init)
 	w.mu.Lock()
 	p.inAPI = true
 	w.pods[p.UID] = p
@@ -196,13 +198,13 @@ func (w *World) makeClaim(name string) {
 	if shares := w.settings.Rules.Sharing; len(shares) > 0 && w.server.Features().Sharing && w.random.IntN(2) == 0 {
 		capacity, amount := shares[0].Capacity, shares[0].Unit
 		if shares[0].Replicas > 0 {
-			capacity, amount = discovery.Shares, newQuantity(1)
+			capacity, amount = discovery.Shares, machine.NewQuantity(1)
 		}
 		amount.Mul(int64(1 + w.random.IntN(2)))
 		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: amount}}
 	}
-	if w.machine.joins && w.server.Features().Sharing && w.random.IntN(4) == 0 {
-		requested := map[resourceapi.QualifiedName]resource.Quantity{discovery.Shares: newQuantity(int64(1 + w.random.IntN(2)))}
+	if w.machine.Joins && w.server.Features().Sharing && w.random.IntN(4) == 0 {
+		requested := map[resourceapi.QualifiedName]resource.Quantity{discovery.Shares: machine.NewQuantity(int64(1 + w.random.IntN(2)))}
 		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: requested}
 	}
 	w.specifyFunction(claim, nil)
@@ -246,14 +248,14 @@ func (w *World) bind(p *pod) {
 	if p.binding.IsZero() && len(p.Claims) > 0 && w.minor >= 35 && w.bindings.IntN(4) == 0 {
 		p.binding = time.Now().Add(time.Duration(w.bindings.Int64N(int64(longestBinding))))
 		w.putPod(p)
-		w.log("scheduler: pod %s is bound in %s", p, time.Until(p.binding))
+		w.history.Log("scheduler: pod %s is bound in %s", p, time.Until(p.binding))
 		return
 	}
 	w.mu.Lock()
 	p.bound = true
 	w.mu.Unlock()
 	w.putPod(p)
-	w.log("scheduler: pod %s is bound", p)
+	w.history.Log("scheduler: pod %s is bound", p)
 	w.kubelet.Add(p.Pod)
 }
 
@@ -270,7 +272,7 @@ func (w *World) restartScheduler() bool {
 		}
 	}
 	if found {
-		w.countFault("schedulerRestarted")
+		w.history.CountFault("schedulerRestarted")
 	}
 	return found
 }
@@ -298,7 +300,7 @@ func (w *World) deletePod(p *pod, force bool) {
 	}
 	w.mu.Unlock()
 	if first || force {
-		w.log("cluster: pod %s is deleted, force %v", p, force)
+		w.history.Log("cluster: pod %s is deleted, force %v", p, force)
 	}
 	w.kubelet.Delete(p.UID, force)
 	if gone {

@@ -44,7 +44,7 @@ func (w *World) drawReclaim() (all []discovery.Selection[reclaim.Rule]) {
 	if !w.handsOver {
 		return nil
 	}
-	if w.machine.resets && w.random.IntN(2) == 0 {
+	if w.machine.Resets && w.random.IntN(2) == 0 {
 		w.mu.Lock()
 		w.resets = true
 		w.mu.Unlock()
@@ -98,7 +98,7 @@ func (w *World) podOf(uid types.UID) *pod {
 
 // endProcess ends a container's process, now or later: the process may hang in its driver.
 func (w *World) endProcess(c *kubelet.Container) {
-	late, lasts := w.oneChanceIn(6), w.upTo
+	late, lasts := w.chance.OneIn(6), w.chance.UpTo
 	if pod := w.podOf(c.Pod.UID); pod != nil && pod.lingers > 0 {
 		late, lasts = true, func(time.Duration) time.Duration { return pod.lingers }
 	}
@@ -115,8 +115,8 @@ func (w *World) endProcess(c *kubelet.Container) {
 			continue
 		}
 		p.until = time.Now().Add(lasts(time.Minute))
-		w.countFault("processLingers")
-		w.log("a process of pod %s lives on when its container has ended", c.Pod)
+		w.history.CountFault("processLingers")
+		w.history.Log("a process of pod %s lives on when its container has ended", c.Pod)
 	}
 }
 
@@ -145,7 +145,7 @@ func (w *World) reapProcesses(now time.Time) {
 	w.mu.Unlock()
 	for _, p := range all {
 		if p.ended && !now.Before(p.until) {
-			w.log("process %d ends", p.pid)
+			w.history.Log("process %d ends", p.pid)
 			w.exit(p)
 		}
 	}

@@ -51,7 +51,7 @@ func (r *requests) String() string {
 func quietWorld(mode discovery.Mode) *World {
 	seed := uint64(1)
 	w := NewWorld(seed)
-	for ; w.minor < 37 || !strings.HasSuffix(w.machine.name, requestsMachine) || w.mode != mode || len(w.settings.Rules.Sharing)+len(w.settings.Rules.Exclude)+len(w.settings.Reclaim) > 0; w = NewWorld(seed) {
+	for ; w.minor < 37 || !strings.HasSuffix(w.machine.Name, requestsMachine) || w.mode != mode || len(w.settings.Rules.Sharing)+len(w.settings.Rules.Exclude)+len(w.settings.Reclaim) > 0; w = NewWorld(seed) {
 		seed++
 	}
 	w.surges = false
@@ -88,7 +88,7 @@ func TestNoListOfTheCluster(t *testing.T) {
 			{"a device fails", time.Minute, 10, func(w *World) { w.sickenCard() }},
 			{"it recovers", 5 * time.Minute, 10, func(*World) {}},
 			{"a device is replaced while a pod has another", 5 * time.Minute, 30, func(w *World) { w.startsPod("second"); w.swap() }},
-			{"changed sharing", 10 * time.Minute, 30, func(w *World) { w.wants(discovery.ModeDRA, w.machine.sharings[len(w.machine.sharings)-1]) }},
+			{"changed sharing", 10 * time.Minute, 30, func(w *World) { w.wants(discovery.ModeDRA, w.machine.Sharings[len(w.machine.Sharings)-1]) }},
 			{"a move, while a claim has a device", time.Hour, 40, func(w *World) { w.wants(discovery.ModeDevicePlugin, nil) }},
 			{"the end of the claim", 10 * time.Minute, 15, func(w *World) { w.deletePod(w.podNamed("second"), false) }},
 			{"a move back", 10 * time.Minute, 6, func(w *World) { w.wants(discovery.ModeDRA, nil) }},
@@ -116,8 +116,8 @@ func TestNoListOfTheCluster(t *testing.T) {
 					if n := seen.total(); n > s.most {
 						t.Errorf("%s: %d requests, want at most %d", s.name, n, s.most)
 					}
-					if len(w.failures) > 0 {
-						t.Fatalf("%s: %q", s.name, w.failures)
+					if len(w.history.AllFailures()) > 0 {
+						t.Fatalf("%s: %q", s.name, w.history.AllFailures())
 					}
 				}
 				w.end()
@@ -157,10 +157,6 @@ func (w *World) wants(mode discovery.Mode, sharing []rules.Share) {
 	changed := *settings.Rules
 	changed.Mode, changed.Sharing = mode, sharing
 	settings.Rules, w.mode, w.settings = &changed, mode, settings
-	wanted := make(form)
-	for _, d := range changed.ApplyTo(w.machine.snapshot).Devices {
-		wanted[d.Name] = d
-	}
-	w.forms = append(w.forms, wanted)
+	w.forms = append(w.forms, w.machine.ApplyRules(&changed))
 	w.tell(agent.Change{Settings: settings})
 }

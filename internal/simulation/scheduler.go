@@ -17,6 +17,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/simulation/machine"
 )
 
 // celCache caches compiled selectors of classes and requests. All simulations share the cache.
@@ -111,13 +113,13 @@ func (w *World) schedulePod(pod *pod) bool {
 			results[i].AllocationTimestamp = &now
 		}
 		claim.Status.Allocation = &results[i]
-		if slices.ContainsFunc(results[i].Devices.Results, isMovable) {
+		if slices.ContainsFunc(results[i].Devices.Results, machine.IsMovable) {
 			w.setApart(false)
 		}
 		w.notePortions(claim.UID, results[i].Devices.Results, published)
 		w.server.Put(claim)
 		for _, r := range results[i].Devices.Results {
-			w.log("scheduler: claim %s/%s is allocated %s%s", claim.Namespace, claim.Name, r.Device, amountText(r.ConsumedCapacity))
+			w.history.Log("scheduler: claim %s/%s is allocated %s%s", claim.Namespace, claim.Name, r.Device, amountText(r.ConsumedCapacity))
 		}
 	}
 	for _, name := range pod.Claims {

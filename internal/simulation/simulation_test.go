@@ -25,6 +25,8 @@ import (
 
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/simulation/machine"
 )
 
 var (
@@ -172,7 +174,7 @@ func TestWorld(t *testing.T) {
 	if *world == 0 {
 		t.Skip("TestSimulation runs this in processes of its own")
 	}
-	if _, err := machines(); err != nil {
+	if _, err := machine.All(); err != nil {
 		t.Fatal(err)
 	}
 	var w *World
@@ -182,10 +184,10 @@ func TestWorld(t *testing.T) {
 		w = NewWorld(*world)
 		w.Run(steps)
 	})
-	sum := sha256.Sum256([]byte(w.History()))
-	o := outcome{Hash: hex.EncodeToString(sum[:6]), Events: w.events, Struck: w.struck, Seen: w.seen}
-	if len(w.failures) > 0 {
-		o.Why, o.History = w.failures[0], w.History()
+	sum := sha256.Sum256([]byte(w.history.String()))
+	o := outcome{Hash: hex.EncodeToString(sum[:6]), Events: w.events, Struck: w.struck, Seen: w.history.AllFaults()}
+	if len(w.history.AllFailures()) > 0 {
+		o.Why, o.History = w.history.AllFailures()[0], w.history.String()
 	}
 	text, err := json.Marshal(o)
 	if err != nil {

@@ -10,7 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/internal/passthrough"
+	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/kernel"
+	"chandler.dev/internal/simulation/machine"
 )
 
 // takeStep performs one random action, and lets time pass.
@@ -61,7 +63,7 @@ func (w *World) drawFault() {
 	n := w.random.IntN(sum)
 	for _, f := range kinds {
 		if n -= f.weight; n < 0 {
-			w.log("fault: %s", f.name)
+			w.history.Log("fault: %s", f.name)
 			if f.strike(w) {
 				w.struck++
 			}
@@ -102,36 +104,34 @@ func (w *World) convergenceLimit() time.Duration {
 // the lock, and an agent with an invalid configuration may end before, while the first agent
 // continues.
 func (w *World) featuresOutdated() bool {
-	w.lock.mu.Lock()
-	defer w.lock.mu.Unlock()
-	active := w.lock.holder
-	return active != nil && slices.Contains(w.living, active) && !active.dead.Load() && !w.featuresChanged.Before(w.lock.since)
+	active, since := w.agents.Lock.Holder()
+	return active != nil && slices.Contains(w.living, active) && !active.IsDead() && !w.featuresChanged.Before(since)
 }
 
 // converge ends all faults, and waits for the expected state: first the slices, and then, when all
 // pods are gone, no remains of the pods.
 func (w *World) converge() {
-	w.log("all faults end")
+	w.history.Log("all faults end")
 	w.endFaults(time.Now().Add(24 * time.Hour))
 	w.reapProcesses(time.Now().Add(24 * time.Hour))
 	for _, c := range w.cards {
-		if w.host.HasVanished(c.address) {
-			w.host.ReturnFunction(c.address, nil)
+		if w.host.HasVanished(c.Address) {
+			w.host.ReturnFunction(c.Address, nil)
 		}
 	}
-	if len(w.host.Group(movable)) > 1 {
+	if len(w.host.Group(machine.Movable)) > 1 {
 		w.moveTo(2)
 	}
-	virtual := w.host.VirtualFunctions(w.machine.allowed.make)
+	virtual := w.host.VirtualFunctions(w.machine.Allowed.Creates)
 	refused := slices.ContainsFunc(virtual, func(address string) bool {
 		driver, _ := w.host.Driver(address)
 		return driver == ""
 	})
-	unrecorded := w.wiped && slices.ContainsFunc(w.machine.allowed.rebind, func(address string) bool {
+	unrecorded := w.wiped && slices.ContainsFunc(w.machine.Allowed.Rebind, func(address string) bool {
 		driver, _ := w.host.Driver(address)
 		return driver == kernel.VFIO && len(w.host.Group(address)) > 1
 	})
-	if n := len(virtual); unrecorded || n > 0 && (n < count || refused) {
+	if n := len(virtual); unrecorded || n > 0 && (n < machine.VirtualFunctions || refused) {
 		// A driver created fewer functions than requested, or bound to none of them. The functions
 		// remain for as long as the device plugin API lists them: the agent cannot know that the
 		// driver would succeed now. And after a wipe, the agent has no record of functions that it
@@ -142,7 +142,7 @@ func (w *World) converge() {
 	w.sendUevent()
 	w.kubelet.StartKubelet()
 	if w.awaitState(w.convergenceLimit(), w.checkPublished) && w.awaitState(sweepLimit, w.empty) && w.awaitState(w.convergenceLimit(), w.checkPublished) && w.lastPods() {
-		w.log("all is as it should be")
+		w.history.Log("all is as it should be")
 	}
 }
 
@@ -155,7 +155,7 @@ func (w *World) lastPods() bool {
 	if !w.awaitState(w.convergenceLimit(), w.allRun) || !w.checkMonitors() {
 		return false
 	}
-	if w.wiped && len(w.machine.functions) > 0 {
+	if w.wiped && len(w.machine.Functions) > 0 {
 		// After a wipe, the agent has no record of functions that it bound to vfio. A claim may
 		// then have such a function as one that an administrator bound to vfio. After a reboot the
 		// function is not under vfio, and the claim is refused.
@@ -206,7 +206,7 @@ func (w *World) lastOf() (pods []*pod) {
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		d := wanted[name]
 		silicon := d.Silicon()
-		if len(w.machine.functions) > 0 {
+		if len(w.machine.Functions) > 0 {
 			silicon = passthrough.UnitOf(&d.Device)
 		}
 		if driver, _ := w.host.Driver(w.addressOf(name)); w.wiped && driver == kernel.VFIO && silicon == name {
@@ -253,15 +253,15 @@ func (w *World) missingFile() string {
 			if len(ids) == 0 {
 				continue
 			}
-			for _, file := range []string{cdiRoot + "/chandler.dev-claim_" + string(uid) + ".json", w.recordOf(uid)} {
+			for _, file := range []string{agents.CDIRoot + "/chandler.dev-claim_" + string(uid) + ".json", w.recordOf(uid)} {
 				if _, there := w.disk.FileContent(file); !there && w.kubelet.HasClaim(c, uid) {
 					return fmt.Sprintf("pod %s runs, and %s is missing", c.Pod, file)
 				}
 			}
 		}
 	}
-	for _, file := range w.disk.Files(cdiRoot) {
-		name, ours := strings.CutPrefix(strings.TrimSuffix(file, ".json"), cdiRoot+"/chandler.dev-claim_")
+	for _, file := range w.disk.Files(agents.CDIRoot) {
+		name, ours := strings.CutPrefix(strings.TrimSuffix(file, ".json"), agents.CDIRoot+"/chandler.dev-claim_")
 		uid := types.UID(name)
 		if _, known := prepared[uid]; ours && !known && !forgotten[uid] {
 			return fmt.Sprintf("%s is of no claim that the kubelet knows", file)
@@ -278,11 +278,11 @@ func (w *World) awaitState(limit time.Duration, wrong func() string) bool {
 		w.tendCluster()
 		w.check()
 		why := wrong()
-		if why == "" || len(w.failures) > 0 {
-			return len(w.failures) == 0
+		if why == "" || len(w.history.AllFailures()) > 0 {
+			return len(w.history.AllFailures()) == 0
 		}
 		if time.Since(began) > limit {
-			w.fail("after %s without faults: %s", limit, why)
+			w.history.Fail("after %s without faults: %s", limit, why)
 			return false
 		}
 		time.Sleep(pause)
@@ -301,13 +301,13 @@ func (w *World) empty() string {
 		why, _ := w.kubelet.IsIdle()
 		return fmt.Sprintf("%d pods have not ended: %s", n, why)
 	}
-	for _, left := range []string{w.remainingGrant(), w.asBefore(), w.remainingDaemon()} {
+	for _, left := range []string{w.remainingGrant(), w.asBefore(), w.supervisor.RemainingWork()} {
 		if left != "" {
 			return left
 		}
 	}
 	var left []string
-	for _, dir := range []string{stateDir + "/claims", stateDir + "/metadata", cdiRoot} {
+	for _, dir := range []string{agents.StateDir + "/claims", agents.StateDir + "/metadata", agents.CDIRoot} {
 		left = append(left, w.disk.Files(dir)...)
 	}
 	if len(left) > 0 {
@@ -318,7 +318,7 @@ func (w *World) empty() string {
 
 // remainingGrant returns an error text if a grant is on disk.
 func (w *World) remainingGrant() string {
-	for _, name := range w.disk.Files(stateDir + "/grants") {
+	for _, name := range w.disk.Files(agents.StateDir + "/grants") {
 		if data, _ := w.disk.FileContent(name); strings.Contains(string(data), "\"id\"") || !strings.HasSuffix(name, "grants.json") {
 			return fmt.Sprintf("%s has %s", name, data)
 		}

@@ -5,12 +5,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"chandler.dev/internal/simulation/agents"
+	"chandler.dev/internal/simulation/machine"
 )
 
 // TestLimit demands the longer limit if the API server's features have changed since the active
 // agent detected them, also after the start of a second agent, which waits for the lock.
 func TestLimit(t *testing.T) {
-	if _, err := machines(); err != nil {
+	if _, err := machine.All(); err != nil {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -35,8 +38,8 @@ func TestLimit(t *testing.T) {
 		demand("the features have changed", askLimit)
 		second := w.startAgentWith(w.settings, errors.New("line 1: no such field"))
 		demand("a second agent waits", askLimit)
-		second.cancel()
-		w.living = []*incarnation{first}
+		second.Stop()
+		w.living = []*agents.Agent{first}
 		demand("the second agent has ended", askLimit)
 		w.replaceAgent(0)
 		demand("another agent is active", convergeLimit)

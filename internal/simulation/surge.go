@@ -8,6 +8,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/simulation/agents"
 )
 
 // surgeAgent starts another agent, and ends the first a while later.
@@ -19,11 +20,11 @@ func (w *World) surgeAgent() bool {
 	old := w.living[0]
 	w.startAgent()
 	w.startFault("surge", 10*time.Second, func() {
-		w.log("%s is told to end", old.name)
-		old.cancel()
-		w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == old })
+		w.history.Log("%s is told to end", old.Name)
+		old.Stop()
+		w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i == old })
 	})
-	w.countFault("surge")
+	w.history.CountFault("surge")
 	return true
 }
 
@@ -46,27 +47,27 @@ func (w *World) surgeWrong() bool {
 	}
 	next := w.startAgentWith(settings, errors.New("exclude[0].cel: no such field"))
 	w.startFault(wrongSurge, time.Minute, func() {
-		if w.random.IntN(2) == 0 && !old.dead.Load() && slices.Contains(w.living, old) {
-			w.log("%s is told to end, since the update is taken back", next.name)
-			next.cancel()
-			w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == next })
+		if w.random.IntN(2) == 0 && !old.IsDead() && slices.Contains(w.living, old) {
+			w.history.Log("%s is told to end, since the update is taken back", next.Name)
+			next.Stop()
+			w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i == next })
 			return
 		}
-		w.log("the configuration of %s is fixed", next.name)
-		if next.dead.Load() {
+		w.history.Log("the configuration of %s is fixed", next.Name)
+		if next.IsDead() {
 			return
 		}
-		if next.wrong.Swap(false) && !next.tell(agent.Change{Settings: w.settings}) { // the configuration was not fixed in the meantime
-			next.killAgent() // and the pod restarts with the valid configuration
+		if next.Wrong.Swap(false) && !next.Tell(agent.Change{Settings: w.settings}) { // the configuration was not fixed in the meantime
+			next.Kill() // and the pod restarts with the valid configuration
 		}
 		if slices.Contains(w.living, old) && len(w.living) > 1 {
 			time.Sleep(2 * time.Second) // until the agent is ready
-			w.log("%s is told to end", old.name)
-			old.cancel()
-			w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == old })
+			w.history.Log("%s is told to end", old.Name)
+			old.Stop()
+			w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i == old })
 		}
 	})
-	w.countFault("surgeWrong")
+	w.history.CountFault("surgeWrong")
 	return true
 }
 
@@ -75,14 +76,12 @@ func (w *World) surgeWrong() bool {
 func (w *World) checkCalls() {
 	called := w.kubelet.CalledProcess()
 	for _, i := range w.living {
-		if i.name != called || !i.wrong.Load() || i.dead.Load() {
+		if i.Name != called || !i.Wrong.Load() || i.IsDead() {
 			continue
 		}
-		w.lock.mu.Lock()
-		holder := w.lock.holder
-		w.lock.mu.Unlock()
-		if holder != nil && holder != i && !holder.dead.Load() {
-			w.fail("the kubelet calls %s, whose configuration is wrong, and not %s, which works", i.name, holder.name)
+		holder, _ := w.agents.Lock.Holder()
+		if holder != nil && holder != i && !holder.IsDead() {
+			w.history.Fail("the kubelet calls %s, whose configuration is wrong, and not %s, which works", i.Name, holder.Name)
 		}
 	}
 }

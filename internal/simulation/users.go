@@ -18,7 +18,9 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/kubelet"
+	"chandler.dev/internal/simulation/machine"
 )
 
 // use is the use of one device by a container.
@@ -70,7 +72,7 @@ func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
 // runtimeSpecs returns the CDI devices that a container runtime finds.
 func (w *World) runtimeSpecs() map[string]specs.ContainerEdits {
 	found := make(map[string]specs.ContainerEdits)
-	for _, name := range w.disk.Files(cdiRoot) {
+	for _, name := range w.disk.Files(agents.CDIRoot) {
 		if path.Ext(name) != ".json" {
 			continue
 		}
@@ -103,7 +105,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 				// metadata's CDI ID.
 				_, of := deviceOf(id, uid)
 				if !w.mayLackSpecs() && w.isOf(ids, claim) && !w.isEnding(c.Ending[uid]) && !w.lacksRecord(c, uid) && (of || !w.failedOnce()) {
-					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
+					w.history.Fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
 				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)
 			}
@@ -117,14 +119,14 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			}
 			u := w.claimUse(c, uid, device, &r)
 			u.nodes = w.ownNodes(found[id])
-			mps := requestsMPS(claim)
+			mps := machine.RequestsMPS(claim)
 			u.vfio, u.group = len(claim.Status.Allocation.Devices.Config) > 0 && !mps, w.host.FunctionsOf(pathsOf(found[id]))
-			if why := w.supervisor.lacksDaemon(uid); mps && !w.wiped && !w.isEnding(c.Ending[uid]) && why != "" {
-				w.fail("%s, and %s", u, why)
+			if why := w.supervisor.LacksDaemon(uid); mps && !w.wiped && !w.isEnding(c.Ending[uid]) && why != "" {
+				w.history.Fail("%s, and %s", u, why)
 			}
 			nodes = append(slices.Clone(nodes), pathsOf(found[id])...)
 			if why := w.checkHandover(c, u); why != "" {
-				w.fail("%s, and %s", u, why)
+				w.history.Fail("%s, and %s", u, why)
 			}
 			uses = append(uses, u)
 		}
@@ -133,10 +135,10 @@ func (w *World) startContainer(c *kubelet.Container) error {
 		for _, id := range ids {
 			for _, u := range w.classicUses(c, resourceName, id) {
 				if why := w.checkPromised(u); why != "" && !c.Again {
-					w.fail("%s, and %s", u, why)
+					w.history.Fail("%s, and %s", u, why)
 				}
 				if why := w.checkHandover(c, u); why != "" {
-					w.fail("%s, and %s", u, why)
+					w.history.Fail("%s, and %s", u, why)
 				}
 				uses = append(uses, u)
 			}
@@ -161,7 +163,7 @@ func (w *World) checkPromised(u *use) string {
 		}
 		for _, r := range claim.Status.Allocation.Devices.Results {
 			name, _ := shareStem(r.Device)
-			if d := w.machine.devices[name]; d.Name == name && d.Silicon() == u.silicon && (r.AdminAccess == nil || !*r.AdminAccess) {
+			if d := w.machine.Devices[name]; d.Name == name && d.Silicon() == u.silicon && (r.AdminAccess == nil || !*r.AdminAccess) {
 				return fmt.Sprintf("claim %s was allocated %s before", claim.Name, r.Device)
 			}
 		}
@@ -173,7 +175,7 @@ func (w *World) checkPromised(u *use) string {
 // unprepare the claim: an agent is removing the outputs, or writes them again after a failed
 // removal.
 func (w *World) isEnding(asked time.Time) bool {
-	return !asked.IsZero() && (time.Since(asked) < heal || time.Since(w.lock.heldSince()) < heal)
+	return !asked.IsZero() && (time.Since(asked) < heal || time.Since(w.agents.Lock.HeldSince()) < heal)
 }
 
 // lacksRecord reports whether the record of a claim is set aside, or only its devices are known: an
@@ -182,7 +184,7 @@ func (w *World) isEnding(asked time.Time) bool {
 // start until then, which is safe. The record is gone if the agent was killed after it had removed the
 // record, and a pod joined the claim before the kubelet repeated the call.
 func (w *World) lacksRecord(c *kubelet.Container, claim types.UID) bool {
-	records := w.disk.Files(stateDir + "/claims")
+	records := w.disk.Files(agents.StateDir + "/claims")
 	is := func(suffix string) bool {
 		return slices.ContainsFunc(records, func(name string) bool {
 			return strings.HasPrefix(path.Base(name), string(claim)+suffix)
@@ -208,7 +210,7 @@ func (w *World) isOf(ids []string, claim *resourceapi.ResourceClaim) bool {
 		}
 		chosen[r]++
 		amount := r.ConsumedCapacity[discovery.Shares]
-		return len(w.machine.interchangeable(r.Device)) > 0 && chosen[r] > max(1, amount.Value())
+		return len(w.machine.DevicesNamed(r.Device)) > 0 && chosen[r] > max(1, amount.Value())
 	})
 }
 
@@ -218,7 +220,7 @@ func (w *World) resultOf(claim *resourceapi.ResourceClaim, device string) *resou
 	results := claim.Status.Allocation.Devices.Results
 	i := slices.IndexFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		given, of := givenDevice(device, &r)
-		return of && (given == r.Device || w.machine.devices[given].Interchangeable == r.Device)
+		return of && (given == r.Device || w.machine.Devices[given].Interchangeable == r.Device)
 	})
 	if i < 0 {
 		return nil
@@ -253,9 +255,7 @@ func (w *World) isHurt() bool {
 
 // failedOnce reports whether the disk has ever failed.
 func (w *World) failedOnce() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.seen["diskFull"]+w.seen["readsFail"]+w.seen["writesFail"]+w.seen["syncsFail"]+w.seen["readOnly"] > 0
+	return w.history.FaultCount("diskFull", "readsFail", "writesFail", "syncsFail", "readOnly") > 0
 }
 
 // startHealing gives agents time to write missing files again.
@@ -298,24 +298,24 @@ func (w *World) ownNodes(edits specs.ContainerEdits) (numbers []string) {
 }
 
 func (w *World) isOwn(node string) bool {
-	for _, d := range w.machine.devices {
-		if d.Interchangeable != "" && slices.Contains(nodesOf(&d), strings.TrimPrefix(node, "/")) {
+	for _, d := range w.machine.Devices {
+		if d.Interchangeable != "" && slices.Contains(machine.NodesOf(&d), strings.TrimPrefix(node, "/")) {
 			return true
 		}
 	}
-	return slices.ContainsFunc(w.machine.cards, func(c card) bool { return slices.Contains(c.nodes, strings.TrimPrefix(node, "/")) })
+	return slices.ContainsFunc(w.machine.Cards, func(c machine.Card) bool { return slices.Contains(c.Nodes, strings.TrimPrefix(node, "/")) })
 }
 
 // claimUse returns the use of a CDI device for a result of a claim's allocation.
 func (w *World) claimUse(c *kubelet.Container, claim types.UID, device string, r *resourceapi.DeviceRequestAllocationResult) *use {
 	name, _ := shareStem(r.Device)
-	if given, _ := givenDevice(device, r); w.machine.devices[given].Interchangeable == r.Device {
+	if given, _ := givenDevice(device, r); w.machine.Devices[given].Interchangeable == r.Device {
 		name = given
 	}
-	d, found := w.machine.devices[name]
+	d, found := w.machine.Devices[name]
 	p := portion{claim: true, of: claim, device: r.Device}
 	if end := len(name) - len(claim); !found && end > 0 { // a share of an earlier allocation
-		d = w.machine.devices[name[:end-1]]
+		d = w.machine.Devices[name[:end-1]]
 		p.device, p.share = d.Name, types.UID(name[end:])
 	}
 	if r.ShareID != nil {
@@ -349,7 +349,7 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 	}
 	for _, d := range devices {
 		given := func(node string) bool { return slices.Contains(c.Nodes, "/"+node) }
-		if w.parted[d.Silicon()] && !slices.ContainsFunc(nodesOf(d), given) {
+		if w.parted[d.Silicon()] && !slices.ContainsFunc(machine.NodesOf(d), given) {
 			continue // the ID stood for less than the whole card
 		}
 		u := w.useOf(c, d, has)
@@ -390,7 +390,7 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 		return devices, has
 	}
 	base, _, _ := strings.Cut(id, strangerInfix)
-	for _, d := range w.machine.devices {
+	for _, d := range w.machine.Devices {
 		for _, offer := range d.Offers {
 			if offer.Resource == resourceName && slices.Contains(offer.IDs, base) {
 				devices = append(devices, &d)
@@ -407,7 +407,7 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 // to 1.37).
 func (w *World) forgetUses() {
 	var written strings.Builder
-	for _, name := range w.disk.Files(stateDir + "/grants") {
+	for _, name := range w.disk.Files(agents.StateDir + "/grants") {
 		data, _ := w.disk.FileContent(name)
 		written.Write(data)
 	}
@@ -453,7 +453,7 @@ func (w *World) sharesNow(u *use) bool {
 // kubelet, not from the API server (docs/stability.md).
 func (w *World) forgetClaim(u *use) {
 	_, recorded := w.disk.FileContent(w.recordOf(u.claim))
-	_, specified := w.disk.FileContent(cdiRoot + "/chandler.dev-claim_" + string(u.claim) + ".json")
+	_, specified := w.disk.FileContent(agents.CDIRoot + "/chandler.dev-claim_" + string(u.claim) + ".json")
 	if !recorded && !specified {
 		u.nodes = nil
 		u.forgotten = u.forgotten || len(w.kubelet.PreparedClaims()[u.claim]) == 0

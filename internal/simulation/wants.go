@@ -14,37 +14,33 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/simulation/chance"
+	"chandler.dev/internal/simulation/machine"
 )
-
-// form is a set of devices by name, with a present or past configuration.
-type form map[string]rules.Offered
 
 // drawConfiguration draws a configuration: the API that offers the devices, their sharing, and the
 // excluded devices.
 func (w *World) drawConfiguration() {
 	w.setApart(false) // the device plugin API may offer the disk
-	w.mode = pickOne(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
+	w.mode = chance.PickOne(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	if w.minor < 34 {
-		w.mode = pickOne(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
+		w.mode = chance.PickOne(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	}
-	r := &rules.Rules{Mode: w.mode, Sharing: pickOne(w.random, w.machine.sharings...)}
-	if len(w.machine.exclude) > 1 && w.random.IntN(6) == 0 {
-		r.Exclude = []rules.Selector{pickOne(w.random, w.machine.exclude...)}
+	r := &rules.Rules{Mode: w.mode, Sharing: chance.PickOne(w.random, w.machine.Sharings...)}
+	if len(w.machine.Exclude) > 1 && w.random.IntN(6) == 0 {
+		r.Exclude = []rules.Selector{chance.PickOne(w.random, w.machine.Exclude...)}
 	}
-	r.Resources = w.machine.named
-	if w.machine.joins && w.random.IntN(3) == 0 {
+	r.Resources = w.machine.Named
+	if w.machine.Joins && w.random.IntN(3) == 0 {
 		r.Attributes = []resourceapi.QualifiedName{"channel", "vfIndex"}
 	}
-	host := w.machine.host(nil)
+	host := w.machine.Host(nil)
 	w.settings = agent.Settings{
 		Rules: r, Passthrough: host.Passthroughs, VirtualFunctions: host.VirtualFunctions, Reclaim: w.drawReclaim(),
-		SharingDaemons: w.machine.allowDaemons(),
+		SharingDaemons: w.machine.AllowDaemons(),
 		IdleTime:       time.Duration(5+w.random.IntN(60)) * time.Second,
 	}
-	wanted := make(form)
-	for _, d := range r.ApplyTo(w.machine.snapshot).Devices {
-		wanted[d.Name] = d
-	}
+	wanted := w.machine.ApplyRules(r)
 	w.forms = append(w.forms, wanted)
 	shared := "whole"
 	for _, s := range r.Sharing {
@@ -53,16 +49,16 @@ func (w *World) drawConfiguration() {
 			shared = fmt.Sprintf("by number, %d of each", s.Replicas)
 		}
 	}
-	excluded := slices.DeleteFunc(slices.Sorted(maps.Keys(w.machine.devices)), func(name string) bool { _, kept := wanted[name]; return kept })
+	excluded := slices.DeleteFunc(slices.Sorted(maps.Keys(w.machine.Devices)), func(name string) bool { _, kept := wanted[name]; return kept })
 	var handover []string
 	for _, rule := range w.settings.Reclaim {
 		handover = append(handover, fmt.Sprintf("%s, reset %v", rule.Expression, rule.Value.Reset))
 	}
-	w.log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q, attributes %v", w.mode, shared, excluded, handover, r.Attributes)
+	w.history.Log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q, attributes %v", w.mode, shared, excluded, handover, r.Attributes)
 }
 
 // wantedForm returns the devices with the present configuration.
-func (w *World) wantedForm() form { return w.forms[len(w.forms)-1] }
+func (w *World) wantedForm() machine.Form { return w.forms[len(w.forms)-1] }
 
 // offersDRA reports whether DRA may offer devices.
 func (w *World) offersDRA() bool { return w.minor >= 34 && w.mode != discovery.ModeDevicePlugin }
@@ -90,7 +86,7 @@ func (w *World) changeConfig() bool {
 	w.drawConfiguration()
 	w.forgetNumbers() // of an agent before its first scan
 	w.tell(agent.Change{Settings: w.settings})
-	w.countFault("configChanged")
+	w.history.CountFault("configChanged")
 	return true
 }
 
@@ -101,33 +97,22 @@ func (w *World) wrongConfig() bool {
 		return false
 	}
 	w.tell(agent.Change{Err: errors.New("line 1: no such field")})
-	w.countFault("configWrong")
+	w.history.CountFault("configWrong")
 	return true
 }
 
 // tell sends a change of the configuration to all agents.
 func (w *World) tell(c agent.Change) {
 	for _, i := range w.living {
-		if wrong := i.wrong.Load(); wrong && c.Err == nil {
-			i.wrong.Store(false)
-			if !i.tell(c) {
-				i.wrong.Store(true)
+		if wrong := i.Wrong.Load(); wrong && c.Err == nil {
+			i.Wrong.Store(false)
+			if !i.Tell(c) {
+				i.Wrong.Store(true)
 			}
 			continue
 		}
-		i.tell(c) // a waiting agent reads the newest configuration when it starts
+		i.Tell(c) // a waiting agent reads the newest configuration when it starts
 	}
-}
-
-// tell sends a change of the configuration to an agent, and reports whether the agent received it.
-func (i *incarnation) tell(c agent.Change) bool {
-	select {
-	case i.changes <- c:
-		return true
-	case <-i.done:
-	case <-time.After(time.Second):
-	}
-	return false
 }
 
 // restartChanged changes the configuration and restarts the agent.
@@ -138,7 +123,7 @@ func (w *World) restartChanged() bool {
 	}
 	w.drawConfiguration()
 	w.replaceAgent(10 * time.Second)
-	w.countFault("configChangedAtStart")
+	w.history.CountFault("configChangedAtStart")
 	return true
 }
 
@@ -169,7 +154,7 @@ func (w *World) checkPublished() string {
 		want = s.Spec.Pool.ResourceSliceCount
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
-			if alike := w.machine.interchangeable(d.Name); len(alike) > 0 {
+			if alike := w.machine.DevicesNamed(d.Name); len(alike) > 0 {
 				capacity := d.Capacity[discovery.Shares].Value
 				joined[d.Name] = capacity.Value()
 				continue
@@ -191,11 +176,11 @@ func (w *World) checkPublished() string {
 		return why
 	}
 	for _, name := range slices.Sorted(maps.Keys(usable)) {
-		if _, known := w.machine.devices[name]; !known {
+		if _, known := w.machine.Devices[name]; !known {
 			return "device " + name + " is published, and is none of the machine's" // such as what remained of a card
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(w.machine.devices)) {
+	for _, name := range slices.Sorted(maps.Keys(w.machine.Devices)) {
 		d, wanted := w.wantedForm()[name]
 		well, there := usable[name]
 		switch {
@@ -219,7 +204,7 @@ func (w *World) checkPublished() string {
 func (w *World) checkJoined(published map[string]int64) string {
 	want := make(map[string]int64)
 	for _, d := range w.wantedForm() {
-		if w.machine.joins && d.Interchangeable != "" && d.Sharing == nil && len(w.settings.Rules.Attributes) == 0 && w.server.Features().Sharing {
+		if w.machine.Joins && d.Interchangeable != "" && d.Sharing == nil && len(w.settings.Rules.Attributes) == 0 && w.server.Features().Sharing {
 			want[d.Interchangeable]++
 		}
 	}
@@ -251,7 +236,7 @@ func (w *World) checkCompeting(published map[string]bool) string {
 	}
 	left := make(map[string]map[string]resource.Quantity) // by physical device
 	for _, name := range slices.Sorted(maps.Keys(published)) {
-		d := w.machine.devices[name]
+		d := w.machine.Devices[name]
 		for counter, takes := range d.Takes {
 			if left[d.PartOf.Name] == nil {
 				left[d.PartOf.Name] = maps.Clone(d.PartOf.Counters)

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -19,10 +18,15 @@ import (
 
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/apiserver"
+	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/disk"
+	"chandler.dev/internal/simulation/history"
 	"chandler.dev/internal/simulation/kernel"
 	"chandler.dev/internal/simulation/kubelet"
+	"chandler.dev/internal/simulation/machine"
+	"chandler.dev/internal/simulation/supervisor"
 )
 
 const (
@@ -36,11 +40,13 @@ const (
 type World struct {
 	seed   uint64
 	random *rand.Rand // for the root goroutine
-	start  time.Time
 
-	machine  *machine
-	cards    []card // of the machine, with their present nodes
-	forms    []form // the devices under all settings of the administrator so far, the present last
+	history *history.History
+	chance  *chance.Chance // for all goroutines
+
+	machine  *machine.Machine
+	cards    []machine.Card // of the machine, with their present nodes
+	forms    []machine.Form // the devices under all settings of the administrator so far, the present last
 	settings agent.Settings
 	mode     discovery.Mode
 	minor    int // minor version of Kubernetes
@@ -57,13 +63,11 @@ type World struct {
 	kubelet *kubelet.Kubelet
 	host    *kernel.Host
 	disk    *disk.Disk
-	lock    lock
 
-	supervisor *supervisor // of MPS daemons
+	supervisor *supervisor.Supervisor // of MPS daemons
 
-	agents int
-	living []*incarnation // the agents that were not killed or ended by the simulation
-	all    []*incarnation
+	agents *agents.Node
+	living []*agents.Agent // the agents that were not killed or ended by the simulation
 
 	handsOver  bool            // the administrator enables reclaim
 	handsSince time.Time       // the time when all agents use the reclaim rules
@@ -75,11 +79,7 @@ type World struct {
 	apart     bool                 // the movable disk has left its group, and no consumer has requested the disk since
 	resets    bool                 // the administrator has ever enabled resets of functions
 	processes []*running
-	history   []string
-	seen      map[string]int // faults that happened
-	faults    *rand.Rand     // for all goroutines; guarded by mu
-	bindings  *rand.Rand     // for the scheduler's binding cycles
-	failures  []string
+	bindings  *rand.Rand      // for the scheduler's binding cycles
 	wiped     bool            // the agent's records were removed or damaged
 	swapped   bool            // a card was replaced by another
 	parted    map[string]bool // silicon with several functions that lost one of them
@@ -119,33 +119,42 @@ type ongoing struct {
 // NewWorld returns the world of a seed. Each world needs its own synctest bubble.
 func NewWorld(seed uint64) *World {
 	w := &World{
-		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), bindings: rand.New(rand.NewPCG(seed, 4)), start: time.Now(),
-		seen: make(map[string]int), portions: make(map[portion]part), recorded: make(map[portion][]byte), pods: make(map[types.UID]*pod), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
+		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), bindings: rand.New(rand.NewPCG(seed, 4)),
+		history: history.New(), chance: chance.New(rand.New(rand.NewPCG(seed, 2))),
+		portions: make(map[portion]part), recorded: make(map[portion][]byte), pods: make(map[types.UID]*pod), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
 		touched: make(map[string]time.Time), handed: make(map[string]bool), disturbed: make(map[string]bool),
-		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool), writing: make(map[*incarnation]int)},
+		server: apiserver.New(),
 	}
 	w.configureNode()
-	w.host = kernel.New(w.machine.text)
-	w.host.DriveFunctions(w.machine.functions...)
-	w.host.Changed = w.announceUevent
-	w.supervisor = newSupervisor(w)
-	w.disk = disk.New(func(line string) { w.log("disk: %s", line) }, kubeletRoot+"/plugins", kubeletRoot+"/plugins_registry", "/var/run", "/run")
-	w.supervisor.restart()
+	w.host = kernel.New(w.machine.Text)
+	w.host.DriveFunctions(w.machine.Functions...)
+	w.disk = disk.New(func(line string) { w.history.Log("disk: %s", line) }, agents.KubeletRoot+"/plugins", agents.KubeletRoot+"/plugins_registry", "/var/run", "/run")
+	w.supervisor = supervisor.New(supervisor.Config{
+		History: w.history, Chance: w.chance, Host: w.host, Disk: w.disk,
+		Dir: agents.StateDir + "/sharing-daemons/nvidia", Serves: w.machine.Daemons,
+		Boot: func() string { return w.boot }, Wiped: func() bool { return w.wiped },
+	})
+	w.supervisor.RestartProcess()
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
-		Pods: w.podsOfNode, Start: w.startContainer, Done: w.podDone, Log: w.log,
+		Pods: w.podsOfNode, Start: w.startContainer, Done: w.podDone, Log: w.history.Log,
 		Ended: func(c *kubelet.Container) {
-			w.log("runtime: container of pod %s has ended", c.Pod)
+			w.history.Log("runtime: container of pod %s has ended", c.Pod)
 			w.endProcess(c)
 		},
 		Lacks: func(p *kubelet.Pod, resource, id string) {
-			if w.seen["stateWiped"] == 0 {
-				w.fail("resource %s is listed without %s, which pod %s has", resource, id, p)
+			if w.history.FaultCount("stateWiped") == 0 {
+				w.history.Fail("resource %s is listed without %s, which pod %s has", resource, id, p)
 			}
 		},
 		Wipe:   func() { w.server.DeleteSlices(nodeName) },
 		Random: rand.New(rand.NewPCG(seed, 3)),
 	})
+	w.agents = agents.New(agents.Config{
+		Name: nodeName, Pod: "kube-system/" + agentPod, Server: w.server, Kubelet: w.kubelet, Host: w.host, Disk: w.disk, Supervisor: w.supervisor,
+		Families: w.machine.Families, Rescan: w.rescan, NoMetadata: !w.metadata, History: w.history, Chance: w.chance, Watcher: watcher{w},
+	})
+	w.host.Changed = w.agents.SendUevent
 	w.server.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	w.newBoot()
 	return w
@@ -159,16 +168,16 @@ func (w *World) newBoot() {
 
 // configureNode draws the configuration of the node and the cluster.
 func (w *World) configureNode() {
-	w.minor = pickOne(w.random, 31, 34, 36, 37, 37)
+	w.minor = chance.PickOne(w.random, 31, 34, 36, 37, 37)
 	w.server.Serve(w.minor >= 34)
-	all, _ := machines()
-	w.machine = pickOne(w.random, all...)
-	w.cards = slices.Clone(w.machine.cards)
+	all, _ := machine.All()
+	w.machine = chance.PickOne(w.random, all...)
+	w.cards = slices.Clone(w.machine.Cards)
 	w.metadata = w.random.IntN(3) > 0
 	w.surges = w.random.IntN(2) == 0
 	w.rescan = time.Duration(20+w.random.IntN(40)) * time.Second
 	w.server.SetFeatures(featuresOf(w.minor))
-	w.log("seed %d: Kubernetes 1.%d, host %s, metadata %v, surges %v", w.seed, w.minor, w.machine.name, w.metadata, w.surges)
+	w.history.Log("seed %d: Kubernetes 1.%d, host %s, metadata %v, surges %v", w.seed, w.minor, w.machine.Name, w.metadata, w.surges)
 	w.drawConfiguration()
 }
 
@@ -187,38 +196,6 @@ func featuresOf(minor int) apiserver.Features {
 	return f
 }
 
-func pickOne[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
-
-// log adds a line to the history.
-func (w *World) log(format string, args ...any) {
-	line := fmt.Sprintf(format, args...)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.history = append(w.history, fmt.Sprintf("%10.3f %s", time.Since(w.start).Seconds(), line))
-}
-
-// fail records that an invariant does not hold.
-func (w *World) fail(format string, args ...any) {
-	w.log("FAILURE: "+format, args...)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.failures = append(w.failures, fmt.Sprintf(format, args...))
-}
-
-// countFault counts a fault that happened.
-func (w *World) countFault(fault string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.seen[fault]++
-}
-
-// oneChanceIn is true with probability 1/oneIn. Any goroutine may call oneChanceIn.
-func (w *World) oneChanceIn(oneIn int) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.faults.IntN(oneIn) == 0
-}
-
 // Run runs the world from start to end.
 func (w *World) Run(steps int) {
 	w.addAgentPod()
@@ -228,11 +205,11 @@ func (w *World) Run(steps int) {
 	for range steps {
 		w.takeStep()
 		w.check()
-		if len(w.failures) > 0 {
+		if len(w.history.AllFailures()) > 0 {
 			break
 		}
 	}
-	if len(w.failures) == 0 {
+	if len(w.history.AllFailures()) == 0 {
 		w.converge()
 	}
 	w.end()
@@ -301,36 +278,26 @@ func (w *World) endFaults(now time.Time) {
 		o := w.ongoing[name]
 		delete(w.ongoing, name)
 		w.mu.Unlock()
-		w.log("fault ends: %s", name)
+		w.history.Log("fault ends: %s", name)
 		o.end()
 	}
 }
 
 // end ends the world, and returns when all its goroutines have ended.
 func (w *World) end() {
-	for _, i := range w.all {
-		i.cancel()
+	for _, i := range w.agents.All() {
+		i.Stop()
 	}
 	w.host.Release()
 	w.host.ReleaseWrites()
-	w.supervisor.kill(true)
+	w.supervisor.Kill(true)
 	w.host.Reboot()
 	w.disk.SetFault(nil)
 	w.server.SetFault(nil)
-	for _, i := range w.all {
-		<-i.done
-		for w.lock.isWriting(i) {
-			time.Sleep(lockPause)
-		}
+	for _, i := range w.agents.All() {
+		i.WaitForWrites()
 	}
-	w.supervisor.calls.Wait()
+	w.supervisor.Wait()
 	w.kubelet.StopKubelet()
 	w.server.EndWatches()
-}
-
-// History returns all events, one per line.
-func (w *World) History() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return strings.Join(w.history, "\n") + "\n"
 }

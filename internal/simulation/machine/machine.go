@@ -1,4 +1,6 @@
-package simulation
+// Package machine describes the machines of simulations: their host recordings, devices and cards, and
+// what an administrator may configure on them. Descriptions never change. It is no part of the product.
+package machine
 
 import (
 	"bytes"
@@ -22,39 +24,40 @@ import (
 	"chandler.dev/internal/simulation/kernel"
 )
 
-func newQuantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
+// NewQuantity returns a number as a quantity.
+func NewQuantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
-// machine is a kind of machine for simulations.
-type machine struct {
-	name     string
-	text     []byte
-	families []*discovery.Family
-	snapshot *discovery.Snapshot      // of the machine at the start
-	devices  map[string]rules.Offered // the snapshot's devices by name, without any rules of the administrator
-	cards    []card
+// Machine is a kind of machine for simulations.
+type Machine struct {
+	Name     string
+	Text     []byte
+	Families []*discovery.Family
+	Snapshot *discovery.Snapshot      // of the machine at the start
+	Devices  map[string]rules.Offered // the snapshot's devices by name, without any rules of the administrator
+	Cards    []Card
 
-	functions []kernel.Function // the functions whose drivers change
-	allowed   allowed           // the changes of functions that agents may make
-	resets    bool              // the devices' functions can be reset
-	named     []rules.Resource  // extended resources of the functions
-	daemons   bool              // claims may request MPS daemons
-	joins     bool              // some devices are published as one device
+	Functions []kernel.Function // the functions whose drivers change
+	Allowed   Allowed           // the changes of functions that agents may make
+	Resets    bool              // the devices' functions can be reset
+	Named     []rules.Resource  // extended resources of the functions
+	Daemons   bool              // claims may request MPS daemons
+	Joins     bool              // some devices are published as one device
 
-	reassigns bool             // cards may return with each other's names and nodes
-	renumbers bool             // cards may return with each other's nodes
-	sharings  [][]rules.Share  // possible ways to share the devices
-	exclude   []rules.Selector // one selector for each card
+	Reassigns bool             // cards may return with each other's names and nodes
+	Renumbers bool             // cards may return with each other's nodes
+	Sharings  [][]rules.Share  // possible ways to share the devices
+	Exclude   []rules.Selector // one selector for each card
 }
 
-// card is a device that can vanish from a machine.
-type card struct {
-	address string   // on the PCI bus
-	nodes   []string // the nodes in /dev of this card alone
+// Card is a device that can vanish from a machine.
+type Card struct {
+	Address string   // on the PCI bus
+	Nodes   []string // the nodes in /dev of this card alone
 }
 
 // gpuMachine returns a machine with cards that are allocated whole.
-func gpuMachine(n int) *machine {
-	m := &machine{name: fmt.Sprintf("%d GPUs", n), renumbers: true, resets: true, daemons: true}
+func gpuMachine(n int) *Machine {
+	m := &Machine{Name: fmt.Sprintf("%d GPUs", n), Renumbers: true, Resets: true, Daemons: true}
 	var b strings.Builder
 	b.WriteString("-- proc/devices --\nCharacter devices:\n195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n\nBlock devices:\n")
 	b.WriteString("-- sys/module/nvidia/version --\n535.104.05\n-- dev/nvidiactl c 195:255 --\n-- dev/nvidia-uvm c 511:0 --\n")
@@ -69,40 +72,40 @@ func gpuMachine(n int) *machine {
 		fmt.Fprintf(&b, "-- %s/driver -> ../../../../bus/pci/drivers/nvidia --\n", dir)
 		fmt.Fprintf(&b, "-- proc/driver/nvidia/gpus/%s/information --\nModel: \t\t NVIDIA A100-SXM4-40GB\nGPU UUID: \t GPU-5d2c1f0%d-8a41-4e0b-9c37-0b6f3d9ae40%d\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Excluded:\t No\n", address, i, i, address, i)
 		fmt.Fprintf(&b, "-- dev/nvidia%d c 195:%d --\n", i, i)
-		m.cards = append(m.cards, card{address, []string{fmt.Sprintf("dev/nvidia%d", i)}})
+		m.Cards = append(m.Cards, Card{address, []string{fmt.Sprintf("dev/nvidia%d", i)}})
 	}
 	b.WriteString("-- end --\n")
-	m.text = []byte(b.String())
+	m.Text = []byte(b.String())
 	return m
 }
 
 // channelMachine returns a machine with cards, and with channels that are published as one device.
-func channelMachine(gpus, channels int) *machine {
+func channelMachine(gpus, channels int) *Machine {
 	m := gpuMachine(gpus)
-	m.name, m.joins = fmt.Sprintf("%d GPUs and %d channels", gpus, channels), true
-	m.daemons, m.resets = false, false // a claim for a daemon could get a channel, and a channel cannot be reset
-	text := bytes.NewBuffer(bytes.TrimSuffix(m.text, []byte("-- end --\n")))
+	m.Name, m.Joins = fmt.Sprintf("%d GPUs and %d channels", gpus, channels), true
+	m.Daemons, m.Resets = false, false // a claim for a daemon could get a channel, and a channel cannot be reset
+	text := bytes.NewBuffer(bytes.TrimSuffix(m.Text, []byte("-- end --\n")))
 	for i := range channels {
 		fmt.Fprintf(text, "-- dev/nvidia-caps-imex-channels/channel%d c 503:%d --\n", i, i)
 	}
-	m.text = append(text.Bytes(), "-- end --\n"...)
+	m.Text = append(text.Bytes(), "-- end --\n"...)
 	return m
 }
 
 // virtualMachine returns a machine with a disk, and an adapter whose virtual functions are published as
 // one device.
-func virtualMachine(functions int) *machine {
-	m := &machine{name: fmt.Sprintf("an adapter with %d virtual functions", functions), joins: true}
+func virtualMachine(functions int) *Machine {
+	m := &Machine{Name: fmt.Sprintf("an adapter with %d virtual functions", functions), Joins: true}
 	m.add("0000:01:00.0", kernel.Function{Driver: "nvme", Group: 1})
 	m.add("0000:05:00.0", kernel.Function{Driver: "igb", Group: 20, Total: 7, Boot: functions})
-	m.cards = append(m.cards, card{address: "0000:01:00.0"})
-	m.text = append(m.text, "-- end --\n"...)
+	m.Cards = append(m.Cards, Card{Address: "0000:01:00.0"})
+	m.Text = append(m.Text, "-- end --\n"...)
 	return m
 }
 
 // coreMachine returns a machine with chips that are allocated whole or by core.
-func coreMachine(chips, each int) *machine {
-	m := &machine{name: fmt.Sprintf("%d chips of %d cores", chips, each)}
+func coreMachine(chips, each int) *Machine {
+	m := &Machine{Name: fmt.Sprintf("%d chips of %d cores", chips, each)}
 	var b strings.Builder
 	for i := range chips {
 		address := fmt.Sprintf("0000:0%d:1e.0", i)
@@ -119,17 +122,17 @@ func coreMachine(chips, each int) *machine {
 		fmt.Fprintf(&b, "-- %s/subsystem -> ../../../../class/neuron_device --\n", class)
 		fmt.Fprintf(&b, "-- %s/info/architecture/device_name --\nInferentia\n-- %s/info/architecture/arch_type --\nNDv1\n", class, class)
 		fmt.Fprintf(&b, "-- dev/neuron%d c 245:%d --\n", i, i)
-		m.cards = append(m.cards, card{address, []string{fmt.Sprintf("dev/neuron%d", i)}})
+		m.Cards = append(m.Cards, Card{address, []string{fmt.Sprintf("dev/neuron%d", i)}})
 	}
 	b.WriteString("-- end --\n")
-	m.text = []byte(b.String())
+	m.Text = []byte(b.String())
 	return m
 }
 
 // numberedMachine returns a machine with chips whose names are numbers assigned by the kernel. Each
 // chip can be reset.
-func numberedMachine(n int) *machine {
-	m := &machine{name: fmt.Sprintf("%d chips that the kernel numbers", n), resets: true, reassigns: true}
+func numberedMachine(n int) *Machine {
+	m := &Machine{Name: fmt.Sprintf("%d chips that the kernel numbers", n), Resets: true, Reassigns: true}
 	var b strings.Builder
 	for i := range n {
 		address := fmt.Sprintf("0000:0%d:00.0", i+1)
@@ -144,10 +147,10 @@ func numberedMachine(n int) *machine {
 		fmt.Fprintf(&b, "-- sys/class/hailo_chardev/hailo%d -> ../../%s --\n", i, strings.TrimPrefix(class, "sys/"))
 		fmt.Fprintf(&b, "-- %s/dev --\n510:%d\n-- %s/uevent --\nMAJOR=510\nMINOR=%d\nDEVNAME=hailo%d\n", class, i, class, i, i)
 		fmt.Fprintf(&b, "-- dev/hailo%d c 510:%d --\n", i, i)
-		m.cards = append(m.cards, card{address, []string{fmt.Sprintf("dev/hailo%d", i)}})
+		m.Cards = append(m.Cards, Card{address, []string{fmt.Sprintf("dev/hailo%d", i)}})
 	}
 	b.WriteString("-- end --\n")
-	m.text = []byte(b.String())
+	m.Text = []byte(b.String())
 	return m
 }
 
@@ -157,15 +160,15 @@ var recorded = []string{
 }
 
 // read returns the machine of a host recording.
-func read(name string) (*machine, error) {
+func read(name string) (*Machine, error) {
 	family, file, _ := strings.Cut(name, "/")
 	text, err := os.ReadFile(filepath.Join("../../discovery/families", family, "testdata", file+".host"))
-	return &machine{name: name, text: text}, err
+	return &Machine{Name: name, Text: text}, err
 }
 
-// machines returns all kinds of machines. The machines made for simulations appear several times,
+// All returns all kinds of machines. The machines made for simulations appear several times,
 // so that they are chosen often.
-var machines = sync.OnceValues(func() (all []*machine, err error) {
+var All = sync.OnceValues(func() (all []*Machine, err error) {
 	for range 4 {
 		all = append(all, gpuMachine(3), coreMachine(2, 2))
 	}
@@ -187,22 +190,22 @@ var machines = sync.OnceValues(func() (all []*machine, err error) {
 })
 
 // scanMachine scans a machine and fills in its fields.
-func (m *machine) scanMachine() error {
-	present := kernel.New(m.text)
-	present.DriveFunctions(m.functions...)
-	host := m.host(present)
+func (m *Machine) scanMachine() error {
+	present := kernel.New(m.Text)
+	present.DriveFunctions(m.Functions...)
+	host := m.Host(present)
 	for _, f := range families.All {
 		if f.Name != "generic" && len(scan.ReadHost(host, []*discovery.Family{f}).Devices) > 0 {
-			m.families = append(m.families, f)
+			m.Families = append(m.Families, f)
 		}
 	}
-	m.snapshot = scan.ReadHost(host, m.families)
-	m.devices = make(map[string]rules.Offered)
-	for _, d := range (&rules.Rules{}).ApplyTo(m.snapshot).Devices {
+	m.Snapshot = scan.ReadHost(host, m.Families)
+	m.Devices = make(map[string]rules.Offered)
+	for _, d := range (&rules.Rules{}).ApplyTo(m.Snapshot).Devices {
 		if d.Health.Status == discovery.Unhealthy {
-			return fmt.Errorf("machine %s: device %s is not well: %s", m.name, d.Name, d.Health.Reason)
+			return fmt.Errorf("machine %s: device %s is not well: %s", m.Name, d.Name, d.Health.Reason)
 		}
-		m.devices[d.Name] = d
+		m.Devices[d.Name] = d
 	}
 	m.findCards()
 	return m.makeRules()
@@ -212,41 +215,41 @@ func (m *machine) scanMachine() error {
 var address = regexp.MustCompile(`[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`)
 
 // findCards fills in the cards: the functions of the devices, with their nodes.
-func (m *machine) findCards() {
-	if len(m.cards) > 0 {
+func (m *Machine) findCards() {
+	if len(m.Cards) > 0 {
 		return
 	}
 	silicon := make(map[string]map[string]bool) // by node
-	for _, d := range m.devices {
-		for _, n := range nodesOf(&d) {
+	for _, d := range m.Devices {
+		for _, n := range NodesOf(&d) {
 			if silicon[n] == nil {
 				silicon[n] = make(map[string]bool)
 			}
 			silicon[n][d.Silicon()] = true
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(m.devices)) {
-		d := m.devices[name]
+	for _, name := range slices.Sorted(maps.Keys(m.Devices)) {
+		d := m.Devices[name]
 		found := address.FindAllString(d.Source, -1)
 		if len(found) == 0 {
 			continue
 		}
-		own := slices.DeleteFunc(nodesOf(&d), func(n string) bool { return len(silicon[n]) > 1 })
-		i := slices.IndexFunc(m.cards, func(c card) bool { return c.address == found[len(found)-1] })
+		own := slices.DeleteFunc(NodesOf(&d), func(n string) bool { return len(silicon[n]) > 1 })
+		i := slices.IndexFunc(m.Cards, func(c Card) bool { return c.Address == found[len(found)-1] })
 		if i < 0 {
-			m.cards, i = append(m.cards, card{address: found[len(found)-1]}), len(m.cards)
+			m.Cards, i = append(m.Cards, Card{Address: found[len(found)-1]}), len(m.Cards)
 		}
 		for _, n := range own {
-			if !slices.Contains(m.cards[i].nodes, n) {
-				m.cards[i].nodes = append(m.cards[i].nodes, n)
+			if !slices.Contains(m.Cards[i].Nodes, n) {
+				m.Cards[i].Nodes = append(m.Cards[i].Nodes, n)
 			}
 		}
 	}
 }
 
-// interchangeable returns the devices with a common name, none for "".
-func (m *machine) interchangeable(name string) (devices []string) {
-	for _, d := range m.devices {
+// DevicesNamed returns the interchangeable devices with a common name, none for "".
+func (m *Machine) DevicesNamed(name string) (devices []string) {
+	for _, d := range m.Devices {
 		if name != "" && d.Interchangeable == name {
 			devices = append(devices, d.Name)
 		}
@@ -254,8 +257,8 @@ func (m *machine) interchangeable(name string) (devices []string) {
 	return devices
 }
 
-// nodesOf returns the host paths of a device's nodes, without the leading slash.
-func nodesOf(d *rules.Offered) (paths []string) {
+// NodesOf returns the host paths of a device's nodes, without the leading slash.
+func NodesOf(d *rules.Offered) (paths []string) {
 	for _, n := range d.Edits.DeviceNodes {
 		paths = append(paths, strings.TrimPrefix(cmp.Or(n.HostPath, n.Path), "/"))
 	}
@@ -263,39 +266,60 @@ func nodesOf(d *rules.Offered) (paths []string) {
 }
 
 // makeRules creates the administrator's possible settings for the machine.
-func (m *machine) makeRules() error {
+func (m *Machine) makeRules() error {
 	every, err := rules.Compile("true")
 	if err != nil {
 		return err
 	}
-	m.named, err = m.resources()
-	if len(m.functions) > 0 {
-		m.sharings = [][]rules.Share{nil}
+	m.Named, err = m.resources()
+	if len(m.Functions) > 0 {
+		m.Sharings = [][]rules.Share{nil}
 	} else {
-		m.sharings = [][]rules.Share{nil, nil, {{Selector: every, Replicas: 2}}, {{Selector: every, Replicas: 3}}}
+		m.Sharings = [][]rules.Share{nil, nil, {{Selector: every, Replicas: 2}}, {{Selector: every, Replicas: 3}}}
 	}
 	if err != nil {
 		return err
 	}
 	memory := make(map[int64]bool)
-	for _, d := range m.devices {
+	for _, d := range m.Devices {
 		capacity := d.Capacity["memory"]
 		memory[capacity.Value.Value()] = true
 	}
 	if len(memory) == 1 && !memory[0] {
 		for bytes := range memory {
-			m.sharings = append(m.sharings, []rules.Share{{Selector: every, Capacity: "memory", Unit: newQuantity(bytes / 4)}})
+			m.Sharings = append(m.Sharings, []rules.Share{{Selector: every, Capacity: "memory", Unit: NewQuantity(bytes / 4)}})
 		}
 	}
-	for _, c := range m.cards {
-		if m.reassigns {
+	for _, c := range m.Cards {
+		if m.Reassigns {
 			break // a card is excluded by its address, regardless of its name
 		}
-		one, err := rules.Compile(fmt.Sprintf(`device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == %q`, c.address))
+		one, err := rules.Compile(fmt.Sprintf(`device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == %q`, c.Address))
 		if err != nil {
 			return err
 		}
-		m.exclude = append(m.exclude, one)
+		m.Exclude = append(m.Exclude, one)
 	}
 	return nil
+}
+
+// AllowDaemons returns the setting that allows daemons for all GPUs of the machine.
+func (m *Machine) AllowDaemons() map[discovery.SharingDaemonKind][]discovery.Selection[struct{}] {
+	if !m.Daemons {
+		return nil
+	}
+	every := discovery.Selection[struct{}]{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }}
+	return map[discovery.SharingDaemonKind][]discovery.Selection[struct{}]{discovery.SharingDaemonMPS: {every}}
+}
+
+// Form is a set of devices by name, under one configuration of the administrator.
+type Form map[string]rules.Offered
+
+// ApplyRules returns the devices under rules of the administrator.
+func (m *Machine) ApplyRules(r *rules.Rules) Form {
+	form := make(Form)
+	for _, d := range r.ApplyTo(m.Snapshot).Devices {
+		form[d.Name] = d
+	}
+	return form
 }

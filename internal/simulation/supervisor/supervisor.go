@@ -1,4 +1,7 @@
-package simulation
+// Package supervisor models the program that runs MPS daemons for claims, with the compute modes of
+// the GPUs; see cmd/chandler-host/sharing. Like the program, the model writes a record of each claim,
+// and continues from the records after a restart. The model can be killed, and its daemons may end.
+package supervisor
 
 import (
 	"bytes"
@@ -8,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"path"
 	"slices"
@@ -17,26 +21,47 @@ import (
 	"syscall"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"chandler.dev/discovery"
 	files "chandler.dev/internal/disk"
 	"chandler.dev/internal/hostservice/wire"
+	"chandler.dev/internal/simulation/chance"
+	"chandler.dev/internal/simulation/disk"
+	"chandler.dev/internal/simulation/history"
+	"chandler.dev/internal/simulation/kernel"
 )
 
-// supervisor models the program that runs MPS daemons for claims, with the compute modes of the
-// GPUs; see cmd/chandler-host/sharing. Like the program, the model writes a record of each claim,
-// and continues from the records after a restart.
-type supervisor struct {
-	world *World
-	calls sync.WaitGroup
+// Config holds what a supervisor needs.
+type Config struct {
+	History *history.History
+	Chance  *chance.Chance
+	Host    *kernel.Host
+	Disk    *disk.Disk
+
+	Dir    string        // the directory of the program
+	Serves bool          // the machine has GPUs for daemons
+	Boot   func() string // returns the ID of the present boot
+
+	// Wiped reports whether records were removed or damaged. Without its record, a claim cannot be
+	// ended.
+	Wiped func() bool
+}
+
+// Supervisor is a model of the program.
+type Supervisor struct {
+	config Config
+	calls  sync.WaitGroup
 
 	mu      sync.Mutex
 	ended   chan struct{} // closed when the present process ends; nil while none runs
 	claims  map[string]*served
 	modes   map[string]string // by UUID of a GPU in exclusive mode: the UID of the claim
 	refuses bool              // the modes of GPUs cannot be changed
+}
+
+// New returns a supervisor without a process.
+func New(config Config) *Supervisor {
+	return &Supervisor{config: config, modes: make(map[string]string)}
 }
 
 // served is a claim. A call holds busy while it works on the claim.
@@ -46,40 +71,8 @@ type served struct {
 	restarting bool // its daemon ended or failed, and is being started again
 }
 
-// asMPS is the parameter of claims that request an MPS daemon.
-const asMPS = `{"mps":"true"}`
-
-// supervisorDir is the directory of the program.
-const supervisorDir = stateDir + "/sharing-daemons/nvidia"
-
-func newSupervisor(w *World) *supervisor {
-	return &supervisor{world: w, modes: make(map[string]string)}
-}
-
-// specifyDaemon makes some claims request an MPS daemon. A daemon needs whole devices.
-func (w *World) specifyDaemon(claim *resourceapi.ResourceClaim) {
-	if w.machine.daemons && len(w.settings.Rules.Sharing) == 0 && w.random.IntN(2) == 0 {
-		claim.Spec.Devices.Config = configWith(asMPS)
-	}
-}
-
-// requestsMPS reports whether a claim requests a daemon.
-func requestsMPS(claim *resourceapi.ResourceClaim) bool {
-	config := claim.Spec.Devices.Config
-	return len(config) > 0 && string(config[0].Opaque.Parameters.Raw) == asMPS
-}
-
-// allowDaemons returns the setting that allows daemons for all GPUs of the machine.
-func (m *machine) allowDaemons() map[discovery.SharingDaemonKind][]discovery.Selection[struct{}] {
-	if !m.daemons {
-		return nil
-	}
-	every := discovery.Selection[struct{}]{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }}
-	return map[discovery.SharingDaemonKind][]discovery.Selection[struct{}]{discovery.SharingDaemonMPS: {every}}
-}
-
 // RoundTrip implements [http.RoundTripper]. The work goes on if the caller gives up.
-func (s *supervisor) RoundTrip(r *http.Request) (*http.Response, error) {
+func (s *Supervisor) RoundTrip(r *http.Request) (*http.Response, error) {
 	s.mu.Lock()
 	ended := s.ended
 	s.mu.Unlock()
@@ -106,9 +99,9 @@ func (s *supervisor) RoundTrip(r *http.Request) (*http.Response, error) {
 var errCrashed = errors.New("the supervisor has ended")
 
 // serve answers a request. It returns nil if the process ends first.
-func (s *supervisor) serve(ended chan struct{}, r *http.Request) *http.Response {
-	if s.world.oneChanceIn(4) { // the order of two requests may change
-		time.Sleep(s.world.upTo(4 * time.Second))
+func (s *Supervisor) serve(ended chan struct{}, r *http.Request) *http.Response {
+	if s.config.Chance.OneIn(4) { // the order of two requests may change
+		time.Sleep(s.config.Chance.UpTo(4 * time.Second))
 	}
 	uid, body, err := path.Base(r.URL.Path), []byte(nil), error(nil)
 	switch r.Method {
@@ -130,12 +123,12 @@ func (s *supervisor) serve(ended chan struct{}, r *http.Request) *http.Response 
 		status, body = http.StatusInternalServerError, []byte(err.Error())
 	}
 	if r.Method != http.MethodGet {
-		s.world.log("supervisor: %s %s: %v", r.Method, uid, err)
+		s.config.History.Log("supervisor: %s %s: %v", r.Method, uid, err)
 	}
 	return &http.Response{StatusCode: status, Body: io.NopCloser(bytes.NewReader(body)), Request: r}
 }
 
-func (s *supervisor) list() (all []wire.Claim) {
+func (s *Supervisor) list() (all []wire.Claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, uid := range slices.Sorted(maps.Keys(s.claims)) {
@@ -145,8 +138,8 @@ func (s *supervisor) list() (all []wire.Claim) {
 }
 
 // do takes time, and then makes a change, unless the process has ended.
-func (s *supervisor) do(ended chan struct{}, longest time.Duration, change func() error) error {
-	time.Sleep(s.world.upTo(longest))
+func (s *Supervisor) do(ended chan struct{}, longest time.Duration, change func() error) error {
+	time.Sleep(s.config.Chance.UpTo(longest))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended != ended {
@@ -157,7 +150,7 @@ func (s *supervisor) do(ended chan struct{}, longest time.Duration, change func(
 
 // enter returns a claim whose busy channel the caller holds, nil if there is none. With how, enter
 // adds a missing claim, and refuses GPUs that another claim has.
-func (s *supervisor) enter(ended chan struct{}, uid string, how map[string]string) (c *served, err error) {
+func (s *Supervisor) enter(ended chan struct{}, uid string, how map[string]string) (c *served, err error) {
 	for {
 		err := s.do(ended, time.Millisecond, func() error {
 			for _, other := range slices.Sorted(maps.Keys(s.claims)) {
@@ -199,7 +192,7 @@ func gpusOf(how map[string]string) []string {
 }
 
 // begin starts the daemon of a claim, unless the client has given up before.
-func (s *supervisor) begin(ctx context.Context, ended chan struct{}, uid string, how map[string]string) error {
+func (s *Supervisor) begin(ctx context.Context, ended chan struct{}, uid string, how map[string]string) error {
 	if len(how) == 0 {
 		return errors.New("the order makes no sense: no GPU")
 	}
@@ -231,10 +224,10 @@ func (s *supervisor) begin(ctx context.Context, ended chan struct{}, uid string,
 	return err
 }
 
-func (s *supervisor) start(ended chan struct{}, c *served, how map[string]string) error {
+func (s *Supervisor) start(ended chan struct{}, c *served, how map[string]string) error {
 	err := s.do(ended, 50*time.Millisecond, func() error {
 		c.restarting = c.Broken != ""
-		c.Claim = wire.Claim{UID: c.UID, How: how, Changed: true, Boot: s.world.boot}
+		c.Claim = wire.Claim{UID: c.UID, How: how, Changed: true, Boot: s.config.Boot()}
 		return nil
 	})
 	if err = errors.Join(err, s.save(c)); err != nil {
@@ -245,8 +238,8 @@ func (s *supervisor) start(ended chan struct{}, c *served, how map[string]string
 			if s.refuses {
 				return fmt.Errorf("compute mode of GPU %s: refused", gpu)
 			}
-			if other := s.modes[gpu]; other != "" && other != c.UID && !s.world.wiped { // without its records, a claim cannot be ended
-				s.world.fail("claim %s gets a daemon on GPU %s, which is in exclusive mode for claim %s", c.UID, gpu, other)
+			if other := s.modes[gpu]; other != "" && other != c.UID && !s.config.Wiped() { // without its records, a claim cannot be ended
+				s.config.History.Fail("claim %s gets a daemon on GPU %s, which is in exclusive mode for claim %s", c.UID, gpu, other)
 			}
 			s.modes[gpu] = c.UID
 			return nil
@@ -256,7 +249,7 @@ func (s *supervisor) start(ended chan struct{}, c *served, how map[string]string
 		}
 	}
 	err = s.do(ended, time.Second, func() error {
-		pid := s.world.host.StartProcess("nvidia-cuda-mps", "/kubepods.slice/supervisor.scope")
+		pid := s.config.Host.StartProcess("nvidia-cuda-mps", "/kubepods.slice/supervisor.scope")
 		c.Process, c.restarting = wire.Process{PID: pid, Start: strconv.Itoa(pid)}, false
 		return nil
 	})
@@ -270,7 +263,7 @@ func (s *supervisor) start(ended chan struct{}, c *served, how map[string]string
 }
 
 // end ends the daemon of a claim, and removes the claim.
-func (s *supervisor) end(ended chan struct{}, uid string) error {
+func (s *Supervisor) end(ended chan struct{}, uid string) error {
 	c, err := s.enter(ended, uid, nil)
 	if err != nil || c == nil {
 		return err
@@ -279,7 +272,7 @@ func (s *supervisor) end(ended chan struct{}, uid string) error {
 	if err := s.undo(ended, c); err != nil {
 		return err
 	}
-	if err := s.files().RemoveAll(path.Join(supervisorDir, uid)); err != nil {
+	if err := s.files().RemoveAll(path.Join(s.config.Dir, uid)); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		c.Broken = fmt.Sprintf("it could not be ended: %v", err)
@@ -290,7 +283,7 @@ func (s *supervisor) end(ended chan struct{}, uid string) error {
 
 // undo ends the daemon of a claim, and restores the modes of the GPUs. A daemon in order goes on if
 // a mode cannot be restored. A missing GPU counts as restored.
-func (s *supervisor) undo(ended chan struct{}, c *served) error {
+func (s *Supervisor) undo(ended chan struct{}, c *served) error {
 	s.mu.Lock()
 	inOrder := c.Begun && c.Broken == ""
 	s.mu.Unlock()
@@ -300,7 +293,7 @@ func (s *supervisor) undo(ended chan struct{}, c *served) error {
 		}
 	}
 	err := s.do(ended, 3*time.Second, func() error {
-		s.world.host.Exit(c.Process.PID)
+		s.config.Host.Exit(c.Process.PID)
 		c.Process = wire.Process{}
 		return nil
 	})
@@ -311,7 +304,7 @@ func (s *supervisor) undo(ended chan struct{}, c *served) error {
 }
 
 // restore restores the modes of a claim's GPUs.
-func (s *supervisor) restore(ended chan struct{}, c *served) (err error) {
+func (s *Supervisor) restore(ended chan struct{}, c *served) (err error) {
 	for _, gpu := range gpusOf(c.How) {
 		err = errors.Join(err, s.do(ended, time.Second, func() error {
 			switch {
@@ -332,14 +325,14 @@ func (s *supervisor) restore(ended chan struct{}, c *served) (err error) {
 	return err
 }
 
-func (s *supervisor) files() files.Files { return files.Files{FS: s.world.disk.View(nil)} }
+func (s *Supervisor) files() files.Files { return files.Files{FS: s.config.Disk.View(nil)} }
 
 // save writes the record of a claim.
-func (s *supervisor) save(c *served) error {
+func (s *Supervisor) save(c *served) error {
 	s.mu.Lock()
 	data, err := json.Marshal(c.Claim)
 	s.mu.Unlock()
-	dir := path.Join(supervisorDir, c.UID)
+	dir := path.Join(s.config.Dir, c.UID)
 	if err = errors.Join(err, s.files().MakeDir(dir, 0o700)); err != nil {
 		return err
 	}
@@ -347,8 +340,11 @@ func (s *supervisor) save(c *served) error {
 	return err
 }
 
-// kill ends the process. Without its parent, all daemons end too.
-func (s *supervisor) kill(withDaemons bool) {
+// Wait returns when no call is in progress.
+func (s *Supervisor) Wait() { s.calls.Wait() }
+
+// Kill ends the process. Without its parent, all daemons end too.
+func (s *Supervisor) Kill(withDaemons bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended != nil {
@@ -357,27 +353,27 @@ func (s *supervisor) kill(withDaemons bool) {
 	}
 	for _, uid := range slices.Sorted(maps.Keys(s.claims)) {
 		if withDaemons {
-			s.world.host.Exit(s.claims[uid].Process.PID)
+			s.config.Host.Exit(s.claims[uid].Process.PID)
 		}
 	}
 }
 
-// restart starts a process, which continues from the records. A daemon without a record does not
+// RestartProcess starts a process, which continues from the records. A daemon without a record does not
 // exist: the record is written first.
-func (s *supervisor) restart() {
-	s.kill(false)
+func (s *Supervisor) RestartProcess() {
+	s.Kill(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended, s.claims = make(chan struct{}), make(map[string]*served)
-	if s.world.machine.daemons {
-		s.world.disk.AddFile(path.Join(supervisorDir, wire.Socket))
+	if s.config.Serves {
+		s.config.Disk.AddFile(path.Join(s.config.Dir, wire.Socket))
 	}
-	for _, name := range s.world.disk.Files(supervisorDir) {
+	for _, name := range s.config.Disk.Files(s.config.Dir) {
 		if path.Base(name) != wire.Record {
 			continue
 		}
 		c := &served{busy: make(chan struct{}, 1)}
-		data, _ := s.world.disk.FileContent(name)
+		data, _ := s.config.Disk.FileContent(name)
 		err := json.Unmarshal(data, &c.Claim)
 		c.UID = path.Base(path.Dir(name))
 		switch {
@@ -393,22 +389,22 @@ func (s *supervisor) restart() {
 	}
 }
 
-func (s *supervisor) isAlive(p wire.Process) bool {
-	_, err := s.world.host.Stat(fmt.Sprintf("proc/%d", p.PID))
+func (s *Supervisor) isAlive(p wire.Process) bool {
+	_, err := s.config.Host.Stat(fmt.Sprintf("proc/%d", p.PID))
 	return p.PID > 0 && err == nil
 }
 
-// reboot forgets the modes, and starts a process.
-func (s *supervisor) reboot() {
+// RebootHost forgets the modes, and starts a process.
+func (s *Supervisor) RebootHost() {
 	s.mu.Lock()
 	clear(s.modes)
 	s.mu.Unlock()
-	s.restart()
+	s.RestartProcess()
 }
 
-// isWrong returns an error text if the mode of a GPU does not fit the claim that has the GPU, "" if
+// WrongMode returns an error text if the mode of a GPU does not fit the claim that has the GPU, "" if
 // it fits. claim is "" for a container without a claim.
-func (s *supervisor) isWrong(gpu string, claim types.UID) string {
+func (s *Supervisor) WrongMode(gpu string, claim types.UID) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if mode := s.modes[gpu]; mode != "" && mode != string(claim) {
@@ -417,10 +413,10 @@ func (s *supervisor) isWrong(gpu string, claim types.UID) string {
 	return ""
 }
 
-// lacksDaemon returns an error text if a claim that is about to be used has no daemon, "" if it has
+// LacksDaemon returns an error text if a claim that is about to be used has no daemon, "" if it has
 // one, or had one that has ended and is to be started again: kubelets restart containers without a
 // call of the driver.
-func (s *supervisor) lacksDaemon(claim types.UID) string {
+func (s *Supervisor) LacksDaemon(claim types.UID) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.claims[string(claim)]; c == nil || c.Process.PID == 0 && c.Broken == "" && !c.restarting {
@@ -429,33 +425,15 @@ func (s *supervisor) lacksDaemon(claim types.UID) string {
 	return ""
 }
 
-// remainingDaemon returns an error text if the work for a claim remains.
-func (w *World) remainingDaemon() string {
-	s := w.supervisor
+// RefuseModes sets whether changes of the modes of GPUs fail.
+func (s *Supervisor) RefuseModes(refuses bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.claims)+len(s.modes) > 0 && !w.wiped {
-		return fmt.Sprintf("the supervisor has claims %v, and GPUs in exclusive mode %v", slices.Sorted(maps.Keys(s.claims)), s.modes)
-	}
-	return ""
+	s.refuses = refuses
 }
 
-// killSupervisor kills the supervisor, alone or with its daemons.
-func (w *World) killSupervisor() bool {
-	if !w.machine.daemons || w.goesOn("supervisorKilled") {
-		return false
-	}
-	withDaemons := w.random.IntN(2) == 0
-	w.log("the supervisor is killed, with its daemons: %v", withDaemons)
-	w.supervisor.kill(withDaemons)
-	w.startFault("supervisorKilled", time.Minute, w.supervisor.restart)
-	w.countFault("supervisorKilled")
-	return true
-}
-
-// killDaemon ends the daemon of a claim.
-func (w *World) killDaemon() bool {
-	s := w.supervisor
+// KillDaemon ends the daemon of a claim, and reports whether there was one.
+func (s *Supervisor) KillDaemon(random *rand.Rand) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var alive []*served
@@ -467,40 +445,24 @@ func (w *World) killDaemon() bool {
 	if len(alive) == 0 {
 		return false
 	}
-	c := pickOne(w.random, alive...)
-	w.log("the daemon of claim %s dies", c.UID)
-	w.host.Exit(c.Process.PID)
+	c := chance.PickOne(random, alive...)
+	s.config.History.Log("the daemon of claim %s dies", c.UID)
+	s.config.Host.Exit(c.Process.PID)
 	if s.ended != nil {
 		c.Process, c.Broken = wire.Process{}, "its daemon has ended by itself"
 	}
-	w.countFault("daemonDies")
 	return true
 }
 
-// modesRefused makes changes of the modes of GPUs fail for a while.
-func (w *World) modesRefused() bool {
-	if !w.machine.daemons || w.goesOn("modesRefused") {
-		return false
-	}
-	w.supervisor.setRefuses(true)
-	w.startFault("modesRefused", time.Minute, func() { w.supervisor.setRefuses(false) })
-	w.countFault("modesRefused")
-	return true
-}
-
-func (s *supervisor) setRefuses(refuses bool) {
+// RemainingWork returns an error text if the work for a claim remains, "" if none remains or records were
+// wiped.
+func (s *Supervisor) RemainingWork() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.refuses = refuses
-}
-
-// checkMode returns an error text if the mode of a container's GPU does not fit, "" if it fits.
-func (w *World) checkMode(u *use) string {
-	if !w.machine.daemons || w.wiped || w.swapped || u.open || u.back || u.forgotten {
-		return ""
+	if len(s.claims)+len(s.modes) > 0 && !s.config.Wiped() {
+		return fmt.Sprintf("the supervisor has claims %v, and GPUs in exclusive mode %v", slices.Sorted(maps.Keys(s.claims)), s.modes)
 	}
-	d := w.machine.devices[u.device]
-	return w.supervisor.isWrong(d.Identity, u.claim)
+	return ""
 }
 
-var _ http.RoundTripper = (*supervisor)(nil)
+var _ http.RoundTripper = (*Supervisor)(nil)

@@ -1,0 +1,53 @@
+package simulation
+
+import (
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/internal/simulation/agents"
+)
+
+// startAgent starts another agent on the node.
+func (w *World) startAgent() *agents.Agent { return w.startAgentWith(w.settings, nil) }
+
+// startAgentWith starts an agent with settings. wrong is the error if the configuration is invalid.
+func (w *World) startAgentWith(settings agent.Settings, wrong error) *agents.Agent {
+	if w.wiped {
+		w.forgetUses()
+	}
+	w.forgetNumbers()
+	if w.hurt {
+		w.startHealing()
+	}
+	a := w.agents.Start(agents.Start{Boot: w.boot, Settings: settings, ConfigError: wrong, HasUID: w.surges})
+	w.living = append(w.living, a)
+	return a
+}
+
+// sendUevent sends an event of the kernel to all living agents. Only the root goroutine may call
+// sendUevent.
+func (w *World) sendUevent() {
+	for _, a := range w.living {
+		a.SendUevent()
+	}
+}
+
+// watcher observes the agents of a world.
+type watcher struct{ *World }
+
+// RecordRemoved implements [agents.Watcher].
+func (w watcher) RecordRemoved(file, boot string) { w.checkReallocated(file, boot) }
+
+// FileRenamed implements [agents.Watcher].
+func (w watcher) FileRenamed(file string) { w.noteRecord(file) }
+
+// HostWritten implements [agents.Watcher].
+func (w watcher) HostWritten(name, value string) { w.judgeWrite(name, value) }
+
+// LockAcquired implements [agents.Watcher]. Records may have been wiped after the start of the agent.
+func (w watcher) LockAcquired() {
+	if w.wiped {
+		w.forgetUses()
+	}
+}
+
+// AgentDies implements [agents.Watcher].
+func (w watcher) AgentDies() { w.recordHurt() }
