@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -153,31 +154,42 @@ func TestSlicesOfARecordedHost(t *testing.T) {
 			live.Items = append(live.Items, slice)
 		}
 	}
-	if diff := gocmp.Diff(specsOf(t, &live), specsOf(t, &printed)); diff != "" {
+	if diff := gocmp.Diff(poolText(t, &live), poolText(t, &printed)); diff != "" {
 		t.Errorf("-agent +chandler slices:\n%s", diff)
 	}
 }
 
-// specsOf returns the specs of slices as text, with sorted devices. The pool's generation and the
-// time of taints are left out, because the agent and the command scan at different times.
-func specsOf(t *testing.T, list *resourceapi.ResourceSliceList) string {
+// poolText returns the specs of a pool's slices as text, as if one slice had all devices and counters. The
+// division into slices is left out: it depends on the devices that came and went before (divideDevices in
+// driver/pool). The pool's generation and the time of taints are left out, because the agent and the
+// command scan at different times.
+func poolText(t *testing.T, list *resourceapi.ResourceSliceList) string {
 	t.Helper()
-	var specs []string
+	var devices []resourceapi.Device
+	var counters []resourceapi.CounterSet
+	specs := make(map[string]bool)
 	for i := range list.Items {
 		spec := list.Items[i].Spec.DeepCopy()
-		spec.Pool.Generation = 0
-		for j := range spec.Devices {
-			for k := range spec.Devices[j].Taints {
-				spec.Devices[j].Taints[k].TimeAdded = nil
-			}
-		}
-		slices.SortFunc(spec.Devices, func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
-		data, err := json.MarshalIndent(spec, "", " ")
-		if err != nil {
-			t.Fatal(err)
-		}
-		specs = append(specs, string(data))
+		devices, counters = append(devices, spec.Devices...), append(counters, spec.SharedCounters...)
+		spec.Devices, spec.SharedCounters = nil, nil
+		spec.Pool.Generation, spec.Pool.ResourceSliceCount = 0, 0
+		specs[indent(t, spec)] = true
 	}
-	slices.Sort(specs)
-	return strings.Join(specs, "\n")
+	for i := range devices {
+		for j := range devices[i].Taints {
+			devices[i].Taints[j].TimeAdded = nil
+		}
+	}
+	slices.SortFunc(devices, func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(counters, func(a, b resourceapi.CounterSet) int { return cmp.Compare(a.Name, b.Name) })
+	return strings.Join(append(slices.Sorted(maps.Keys(specs)), indent(t, counters), indent(t, devices)), "\n")
+}
+
+func indent(t *testing.T, value any) string {
+	t.Helper()
+	data, err := json.MarshalIndent(value, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
 }
