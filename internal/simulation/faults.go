@@ -17,6 +17,7 @@ import (
 	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/chance"
+	"chandler.dev/internal/simulation/cluster"
 	"chandler.dev/internal/simulation/disk"
 )
 
@@ -282,8 +283,8 @@ func (w *World) forceDelete() bool {
 	if w.isDown() {
 		return false
 	}
-	if p := w.anyPod(func(p *pod) bool { return p.bound }); p != nil {
-		w.deletePod(p, true)
+	if p := w.cluster.PickPod(func(p *cluster.Pod) bool { return p.Bound }); p != nil {
+		w.cluster.DeletePod(p, true)
 		w.history.CountFault("forceDelete")
 		return true
 	}
@@ -294,26 +295,26 @@ func (w *World) forceDelete() bool {
 // devices: the pod is deleted by force, another claim has the device for a moment, and a restarted
 // kubelet prepares the claim again.
 func (w *World) reallocate() bool {
-	p := w.anyPod(func(p *pod) bool { return p.bound && !p.own && p.Stubborn })
+	p := w.cluster.PickPod(func(p *cluster.Pod) bool { return p.Bound && !p.Own && p.Stubborn })
 	if p == nil || w.isDown() || !w.kubelet.IsUp() {
 		return false
 	}
 	w.makeRoom()
-	before := w.server.Claim(namespace, p.Claims[0]).DeepCopy()
-	w.deletePod(p, true)
-	if before.Status.Allocation == nil || w.server.Claim(namespace, before.Name).Status.Allocation != nil {
+	before := w.server.Claim(cluster.Namespace, p.Claims[0]).DeepCopy()
+	w.cluster.DeletePod(p, true)
+	if before.Status.Allocation == nil || w.server.Claim(cluster.Namespace, before.Name).Status.Allocation != nil {
 		return true // the pod has ended, or other pods have the claim too
 	}
-	passing, next := before.DeepCopy(), w.newPod("pod")
+	passing, next := before.DeepCopy(), w.cluster.NewPod("pod")
 	passing.Name, passing.UID = "passing", ""
-	next.own, next.Claims = false, p.Claims
+	next.Own, next.Claims = false, p.Claims
 	w.server.Put(passing)
-	placed := w.schedulePod(next)
+	placed := w.cluster.SchedulePod(next)
 	w.server.Delete(passing)
 	w.kubelet.StopKubelet()
 	w.kubelet.StartKubelet()
 	time.Sleep(time.Duration(w.random.IntN(500)) * time.Millisecond) // the kubelet ends containers of unknown pods within a second
-	w.submitPod(next)
+	w.cluster.SubmitPod(next)
 	if placed {
 		w.history.CountFault("claimReallocated")
 	}
@@ -333,16 +334,16 @@ func (w *World) deletePrepared() bool {
 		return nil
 	})
 	w.startFault(diskFault, 5*time.Second, func() { w.disk.SetFault(nil) })
-	one, other := w.newPod("pod"), w.newPod("pod")
-	for _, p := range []*pod{one, other} {
+	one, other := w.cluster.NewPod("pod"), w.cluster.NewPod("pod")
+	for _, p := range []*cluster.Pod{one, other} {
 		p.Claims = []string{p.Name + "-claim-0"}
 		w.makeClaim(p.Claims[0])
 	}
-	w.submitPod(one)
+	w.cluster.SubmitPod(one)
 	time.Sleep(w.chance.UpTo(200 * time.Millisecond))
-	w.deletePod(one, true)
-	w.submitPod(other)
-	if one.bound && other.bound {
+	w.cluster.DeletePod(one, true)
+	w.cluster.SubmitPod(other)
+	if one.Bound && other.Bound {
 		w.history.CountFault("deletedWhilePrepared")
 	}
 	return true
@@ -355,15 +356,15 @@ func (w *World) joinEnding() bool {
 	if w.isDown() || w.goesOn(diskFault) || !w.offersDRA() || !w.kubelet.IsUp() {
 		return false
 	}
-	name := fmt.Sprintf("joined-%d", w.made)
+	name := fmt.Sprintf("joined-%d", w.cluster.PodCount())
 	w.makeClaim(name)
-	one, other := w.newPod("pod"), w.newPod("pod")
-	for _, p := range []*pod{one, other} {
-		p.own, p.Claims = false, []string{name}
+	one, other := w.cluster.NewPod("pod"), w.cluster.NewPod("pod")
+	for _, p := range []*cluster.Pod{one, other} {
+		p.Own, p.Claims = false, []string{name}
 	}
 	one.Stubborn = false
 	other.Life, other.Restarts = time.Duration(30+w.random.IntN(60))*time.Second, 3
-	w.submitPod(one)
+	w.cluster.SubmitPod(one)
 	time.Sleep(2 * time.Second)
 	w.disk.SetFault(func(op disk.Op, _ string) error {
 		if op != disk.Remove {
@@ -375,10 +376,10 @@ func (w *World) joinEnding() bool {
 		w.disk.SetFault(nil)
 		w.startHealing()
 	})
-	w.deletePod(one, !one.bound)
+	w.cluster.DeletePod(one, !one.Bound)
 	time.Sleep(2 * time.Second) // the kubelet calls Unprepare, and again a second later
-	w.submitPod(other)
-	if one.bound && other.bound {
+	w.cluster.SubmitPod(other)
+	if one.Bound && other.Bound {
 		w.history.CountFault("joinedWhileEnding")
 	}
 	return true
@@ -391,14 +392,14 @@ func (w *World) podUnseen() bool {
 		return false
 	}
 	w.makeRoom()
-	p := w.newPod("pod")
-	p.own, p.Claims, p.Group = false, []string{p.Name + "-claim"}, p.Name+"-group"
-	p.Stubborn, p.Life, p.lingers = false, 5*time.Second, time.Minute
-	w.server.Put(newClaim(p.Claims[0], 1))
-	w.submitPod(p)
+	p := w.cluster.NewPod("pod")
+	p.Own, p.Claims, p.Group = false, []string{p.Name + "-claim"}, p.Name+"-group"
+	p.Stubborn, p.Life, p.Lingers = false, 5*time.Second, time.Minute
+	w.server.Put(cluster.NewClaim(p.Claims[0], 1))
+	w.cluster.SubmitPod(p)
 	time.Sleep(w.chance.UpTo(2 * time.Second))
-	if p.bound && w.apiDown() {
-		time.Sleep(p.Life + p.lingers) // until an agent would reset the device
+	if p.Bound && w.apiDown() {
+		time.Sleep(p.Life + p.Lingers) // until an agent would reset the device
 		w.history.CountFault("podUnseen")
 	}
 	return true
@@ -406,20 +407,11 @@ func (w *World) podUnseen() bool {
 
 // makeRoom ends a pod that alone has its claims.
 func (w *World) makeRoom() {
-	if room := w.anyPod(func(room *pod) bool { return room.bound && room.own && len(room.Claims) > 0 }); room != nil {
-		w.deletePod(room, false)
+	if room := w.cluster.PickPod(func(room *cluster.Pod) bool { return room.Bound && room.Own && len(room.Claims) > 0 }); room != nil {
+		w.cluster.DeletePod(room, false)
 		time.Sleep(room.Grace + time.Second)
-		w.forgetEnded()
+		w.cluster.ForgetEnded()
 	}
-}
-
-// anyPod returns one of the matching pods, nil if there are none.
-func (w *World) anyPod(match func(*pod) bool) *pod {
-	all := slices.DeleteFunc(w.allPods(), func(p *pod) bool { return p.Namespace != namespace || !match(p) })
-	if len(all) == 0 {
-		return nil
-	}
-	return chance.PickOne(w.random, all...)
 }
 
 // setFault makes the API server answer calls of the agent with a fault.
@@ -502,8 +494,8 @@ func (w *World) schedulerBehind() bool {
 	if w.goesOn("schedulerBehind") {
 		return false
 	}
-	w.lag = int64(1 + w.random.IntN(30))
-	w.startFault("schedulerBehind", 30*time.Second, func() { w.lag = 0 })
+	w.cluster.Lag = int64(1 + w.random.IntN(30))
+	w.startFault("schedulerBehind", 30*time.Second, func() { w.cluster.Lag = 0 })
 	w.history.CountFault("schedulerBehind")
 	return true
 }

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/chance"
+	"chandler.dev/internal/simulation/cluster"
 	"chandler.dev/internal/simulation/disk"
 	"chandler.dev/internal/simulation/machine"
 )
@@ -174,13 +175,13 @@ func (w *World) leaveGroup() {
 		}
 		return nil
 	})
-	p := w.newPod("pod")
+	p := w.cluster.NewPod("pod")
 	p.Claims = []string{p.Name + "-claim"}
-	claim := newClaim(p.Claims[0], 1)
+	claim := cluster.NewClaim(p.Claims[0], 1)
 	device := w.machine.Devices[machine.DeviceName(chance.PickOne(w.random, "0000:04:00.0", "0000:04:00.1"))]
 	w.specifyFunction(claim, &device)
 	w.server.Put(claim)
-	w.submitPod(p)
+	w.cluster.SubmitPod(p)
 	for range 20 {
 		if writes.Load() {
 			break

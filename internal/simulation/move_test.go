@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/simulation/cluster"
 )
 
 // A claim is allocated a GPU, and the scheduler binds the pod some minutes later. In the meantime the
@@ -19,23 +20,23 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 		w := quietWorld(discovery.ModeDRA)
 		w.startAgent()
 		w.runFor(time.Minute)
-		slow := w.newPod("slow")
+		slow := w.cluster.NewPod("slow")
 		slow.Grace, slow.Stubborn, slow.Claims = time.Second, false, []string{"slow"}
-		w.server.Put(newClaim("slow", 1))
-		if !w.schedulePod(slow) {
+		w.server.Put(cluster.NewClaim("slow", 1))
+		if !w.cluster.SchedulePod(slow) {
 			t.Fatal("the claim is not allocated")
 		}
-		slow.binding = time.Now().Add(longestBinding)
-		w.submitPod(slow)
+		slow.Binding = time.Now().Add(cluster.LongestBinding)
+		w.cluster.SubmitPod(slow)
 		w.wants(discovery.ModeDevicePlugin, nil)
 		resource := w.machine.Devices[w.allocatedTo("slow")].Offers[0].Resource
 		for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.Devices))) {
-			p := w.newPod("limits-" + n)
+			p := w.cluster.NewPod("limits-" + n)
 			p.Requests = map[string]int{resource: 1}
-			w.submitPod(p)
+			w.cluster.SubmitPod(p)
 		}
 		all := len(w.machine.Devices) + 1 // with the agent's own
-		w.runFor(longestBinding - time.Minute)
+		w.runFor(cluster.LongestBinding - time.Minute)
 		if n := len(w.kubelet.Containers()); n != all-1 {
 			t.Errorf("%d containers before the pod with the claim is bound, want %d", n, all-1)
 		}
@@ -43,7 +44,7 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 		if why := w.runs(slow); why != "" || len(w.kubelet.Containers()) != all {
 			t.Errorf("%d containers, want %d; %s", len(w.kubelet.Containers()), all, why)
 		}
-		w.deletePod(slow, false)
+		w.cluster.DeletePod(slow, false)
 		w.runFor(5 * time.Minute)
 		if n := len(w.kubelet.Containers()); n != all {
 			t.Errorf("%d containers after the end of the claim, want %d", n, all)
@@ -57,11 +58,11 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 
 // allocatedTo returns the device that a claim is allocated.
 func (w *World) allocatedTo(claim string) string {
-	return w.server.Claim(namespace, claim).Status.Allocation.Devices.Results[0].Device
+	return w.server.Claim(cluster.Namespace, claim).Status.Allocation.Devices.Results[0].Device
 }
 
 // runs returns an error text if a pod has no container.
-func (w *World) runs(p *pod) string {
+func (w *World) runs(p *cluster.Pod) string {
 	for _, c := range w.kubelet.Containers() {
 		if c.Pod == p.Pod {
 			return ""

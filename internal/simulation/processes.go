@@ -82,25 +82,19 @@ func (w *World) isReset() bool {
 
 // startProcess starts the process of a container, which opens all its nodes.
 func (w *World) startProcess(c *kubelet.Container, uses []*use, nodes []string) {
-	pod := w.podOf(c.Pod.UID)
-	known := w.handsOver && time.Now().After(w.handsSince) && (pod == nil || pod.own) && !slices.ContainsFunc(uses, func(u *use) bool { return u.part != nil || u.open })
+	pod := w.cluster.PodOf(c.Pod.UID)
+	known := w.handsOver && time.Now().After(w.handsSince) && (pod == nil || pod.Own) && !slices.ContainsFunc(uses, func(u *use) bool { return u.part != nil || u.open })
 	pid := w.host.StartProcess("train", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+strings.ReplaceAll(string(c.Pod.UID), "-", "_")+".slice/cri-containerd-0.scope", nodes...)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.processes = append(w.processes, &running{pid: pid, pod: c.Pod.UID, uses: uses, known: known, since: time.Now()})
 }
 
-func (w *World) podOf(uid types.UID) *pod {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.pods[uid]
-}
-
 // endProcess ends a container's process, now or later: the process may hang in its driver.
 func (w *World) endProcess(c *kubelet.Container) {
 	late, lasts := w.chance.OneIn(6), w.chance.UpTo
-	if pod := w.podOf(c.Pod.UID); pod != nil && pod.lingers > 0 {
-		late, lasts = true, func(time.Duration) time.Duration { return pod.lingers }
+	if pod := w.cluster.PodOf(c.Pod.UID); pod != nil && pod.Lingers > 0 {
+		late, lasts = true, func(time.Duration) time.Duration { return pod.Lingers }
 	}
 	unheld := !w.handsOver || time.Now().Before(w.handsSince)
 	for _, p := range w.ofPod(c.Pod.UID) {

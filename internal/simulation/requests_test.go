@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/apiserver"
+	"chandler.dev/internal/simulation/cluster"
 )
 
 // foreignClaims is the number of claims on other nodes. Each is about 300 bytes in protobuf.
@@ -56,14 +57,14 @@ func quietWorld(mode discovery.Mode) *World {
 	}
 	w.surges = false
 	for n := range foreignClaims {
-		claim := newClaim(fmt.Sprintf("foreign-%d", n), 1)
+		claim := cluster.NewClaim(fmt.Sprintf("foreign-%d", n), 1)
 		claim.Namespace = "foreign"
 		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
 			{Request: "devices", Driver: discovery.Domain, Pool: fmt.Sprintf("node-%d", n), Device: "pci-0000-19-00-0"},
 		}}}
 		w.server.Put(claim)
 	}
-	w.addAgentPod()
+	w.cluster.AddAgentPod(agentPod)
 	w.kubelet.StartKubelet()
 	return w
 }
@@ -83,14 +84,14 @@ func TestNoListOfTheCluster(t *testing.T) {
 			{"start", 2 * time.Minute, 5, func(w *World) { w.startAgent() }},
 			{"rest", 4 * time.Hour, 20, func(*World) {}},
 			{"a claim", time.Minute, 5, func(w *World) { w.startsPod("first") }}, // 2, and lists of the pods of the node that happen to be due
-			{"its end", 2 * time.Minute, 2, func(w *World) { w.deletePod(w.podNamed("first"), false) }},
+			{"its end", 2 * time.Minute, 2, func(w *World) { w.cluster.DeletePod(w.podNamed("first"), false) }},
 			{"restart", 2 * time.Minute, 3, func(w *World) { w.replaceAgent(0) }},
 			{"a device fails", time.Minute, 10, func(w *World) { w.sickenCard() }},
 			{"it recovers", 5 * time.Minute, 10, func(*World) {}},
 			{"a device is replaced while a pod has another", 5 * time.Minute, 30, func(w *World) { w.startsPod("second"); w.swap() }},
 			{"changed sharing", 10 * time.Minute, 30, func(w *World) { w.wants(discovery.ModeDRA, w.machine.Sharings[len(w.machine.Sharings)-1]) }},
 			{"a move, while a claim has a device", time.Hour, 40, func(w *World) { w.wants(discovery.ModeDevicePlugin, nil) }},
-			{"the end of the claim", 10 * time.Minute, 15, func(w *World) { w.deletePod(w.podNamed("second"), false) }},
+			{"the end of the claim", 10 * time.Minute, 15, func(w *World) { w.cluster.DeletePod(w.podNamed("second"), false) }},
 			{"a move back", 10 * time.Minute, 6, func(w *World) { w.wants(discovery.ModeDRA, nil) }},
 			{"a record without a claim", time.Hour, 40, func(w *World) { w.startsPod("third"); w.damageRecord() }},
 		}},
@@ -136,14 +137,14 @@ type situation struct {
 
 // startsPod submits a pod with a claim for one device.
 func (w *World) startsPod(name string) {
-	p := w.newPod(name)
+	p := w.cluster.NewPod(name)
 	p.Name, p.Grace, p.Stubborn, p.Claims = name, time.Second, false, []string{name}
-	w.server.Put(newClaim(name, 1))
-	w.submitPod(p)
+	w.server.Put(cluster.NewClaim(name, 1))
+	w.cluster.SubmitPod(p)
 }
 
-func (w *World) podNamed(name string) *pod {
-	for _, p := range w.allPods() {
+func (w *World) podNamed(name string) *cluster.Pod {
+	for _, p := range w.cluster.AllPods() {
 		if p.Name == name {
 			return p
 		}

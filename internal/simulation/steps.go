@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/internal/passthrough"
 	"chandler.dev/internal/simulation/agents"
+	"chandler.dev/internal/simulation/cluster"
 	"chandler.dev/internal/simulation/kernel"
 	"chandler.dev/internal/simulation/machine"
 )
@@ -25,8 +26,8 @@ func (w *World) takeStep() {
 			w.makePod()
 		}
 	case n < 62:
-		if p := w.anyPod(func(p *pod) bool { return !p.deleted }); p != nil && !w.isDown() {
-			w.deletePod(p, false)
+		if p := w.cluster.PickPod(func(p *cluster.Pod) bool { return !p.Deleted }); p != nil && !w.isDown() {
+			w.cluster.DeletePod(p, false)
 		}
 	default:
 		w.drawFault()
@@ -34,9 +35,6 @@ func (w *World) takeStep() {
 	w.pause()
 	w.tendCluster()
 }
-
-// open returns the number of pods, without the agent's own.
-func (w *World) open() int { return len(w.allPods()) - 1 }
 
 // pause lets time pass: usually little, so that many operations overlap.
 func (w *World) pause() {
@@ -150,7 +148,7 @@ func (w *World) converge() {
 // again after a reboot, which may be a loss of power.
 func (w *World) lastPods() bool {
 	for _, p := range w.lastOf() {
-		w.submitPod(p)
+		w.cluster.SubmitPod(p)
 	}
 	if !w.awaitState(w.convergenceLimit(), w.allRun) || !w.checkMonitors() {
 		return false
@@ -171,19 +169,19 @@ func (w *World) checkMonitors() bool {
 	if w.pluginOnly() || !w.offersDRA() {
 		return true
 	}
-	p := w.newPod("monitor")
+	p := w.cluster.NewPod("monitor")
 	p.Grace, p.Stubborn = time.Second, false
 	w.makeMonitor(p)
-	w.submitPod(p)
+	w.cluster.SubmitPod(p)
 	// The scheduler cannot allocate a claim for all devices if some devices compete for a counter,
 	// as functions of one IOMMU group do: admin access counts there, too
 	// (k8s.io/dynamic-resource-allocation 0.37, checkAvailableCounters).
-	if p.bound && !w.awaitState(w.convergenceLimit(), w.allRun) {
+	if p.Bound && !w.awaitState(w.convergenceLimit(), w.allRun) {
 		return false
 	}
-	w.deletePod(p, false)
+	w.cluster.DeletePod(p, false)
 	return w.awaitState(w.convergenceLimit(), func() string {
-		if w.podOf(p.UID) != nil {
+		if w.cluster.PodOf(p.UID) != nil {
 			return fmt.Sprintf("pod %s has not ended", p)
 		}
 		return ""
@@ -193,14 +191,14 @@ func (w *World) checkMonitors() bool {
 // allRun returns an error text if some pods do not run.
 func (w *World) allRun() string {
 	running := len(w.kubelet.Containers())
-	if all := len(w.allPods()); running < all {
+	if all := len(w.cluster.AllPods()); running < all {
 		return fmt.Sprintf("of the last %d pods only %d run", all, running)
 	}
 	return ""
 }
 
 // lastOf returns a pod for each physical device that one consumer has at a time.
-func (w *World) lastOf() (pods []*pod) {
+func (w *World) lastOf() (pods []*cluster.Pod) {
 	wanted := w.wantedForm()
 	taken := make(map[string]bool)
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
@@ -217,12 +215,12 @@ func (w *World) lastOf() (pods []*pod) {
 		if d.Shareable || taken[silicon] || silicon == d.Silicon() && d.PartOf != nil && len(d.PartOf.Counters) == 0 {
 			continue
 		}
-		p := w.newPod("last")
+		p := w.cluster.NewPod("last")
 		p.Grace, p.Stubborn = time.Second, false
 		if !w.pluginOnly() {
 			taken[silicon] = true
 			p.Claims = []string{p.Name + "-claim"}
-			claim := newClaim(p.Claims[0], 1)
+			claim := cluster.NewClaim(p.Claims[0], 1)
 			w.specifyFunction(claim, &d)
 			w.server.Put(claim)
 			pods = append(pods, p)
@@ -292,9 +290,9 @@ func (w *World) awaitState(limit time.Duration, wrong func() string) bool {
 
 // empty ends all pods, and returns an error text while anything of them remains.
 func (w *World) empty() string {
-	for _, p := range w.allPods() {
-		if p.Namespace == namespace && !p.deleted {
-			w.deletePod(p, false)
+	for _, p := range w.cluster.AllPods() {
+		if p.Namespace == cluster.Namespace && !p.Deleted {
+			w.cluster.DeletePod(p, false)
 		}
 	}
 	if n := w.open(); n > 0 {

@@ -26,7 +26,7 @@ func TestLimit(t *testing.T) {
 				t.Errorf("%s: the limit is %s, not %s", when, got, limit)
 			}
 		}
-		w.addAgentPod()
+		w.cluster.AddAgentPod(agentPod)
 		w.kubelet.StartKubelet()
 		first := w.startAgent()
 		demand("the agent has started", convergeLimit)

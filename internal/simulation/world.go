@@ -6,7 +6,6 @@ package simulation
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -14,13 +13,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/chance"
+	"chandler.dev/internal/simulation/cluster"
 	"chandler.dev/internal/simulation/disk"
 	"chandler.dev/internal/simulation/history"
 	"chandler.dev/internal/simulation/kernel"
@@ -30,10 +29,8 @@ import (
 )
 
 const (
-	nodeName  = "node"
-	className = "any"
-	agentPod  = "chandler"
-	namespace = "default"
+	nodeName = "node"
+	agentPod = "chandler"
 )
 
 // World is a node in a cluster, with everything that happens to the node.
@@ -53,13 +50,13 @@ type World struct {
 	metadata bool
 	surges   bool // during an upgrade, both agents run for a while
 	rescan   time.Duration
-	lag      int64 // the lag of the scheduler's cache of slices, in changes
 	boot     string
 	boots    int
 
 	featuresChanged time.Time // the last change of the API server's features
 
 	server  *apiserver.Server
+	cluster *cluster.Cluster
 	kubelet *kubelet.Kubelet
 	host    *kernel.Host
 	disk    *disk.Disk
@@ -79,7 +76,6 @@ type World struct {
 	apart     bool                 // the movable disk has left its group, and no consumer has requested the disk since
 	resets    bool                 // the administrator has ever enabled resets of functions
 	processes []*running
-	bindings  *rand.Rand      // for the scheduler's binding cycles
 	wiped     bool            // the agent's records were removed or damaged
 	swapped   bool            // a card was replaced by another
 	parted    map[string]bool // silicon with several functions that lost one of them
@@ -89,25 +85,9 @@ type World struct {
 	portions  map[portion]part
 	recorded  map[portion][]byte // the records of portions when an agent last had to learn the sizes from these records
 
-	pods    map[types.UID]*pod // all created pods that have not ended
-	made    int
 	events  int
 	struck  int // faults
 	ongoing map[string]*ongoing
-}
-
-// pod is a pod with its state in the cluster.
-type pod struct {
-	*kubelet.Pod
-	own     bool // its claims were created for this pod
-	bound   bool
-	binding time.Time // when the scheduler binds the pod, whose claims are allocated; zero before
-	tried   int64     // the version of the API server at the last failed attempt to schedule the pod
-	inAPI   bool
-	ended   bool // its containers have ended
-	deleted bool
-
-	lingers time.Duration // how long its process outlives its container; by chance if 0
 }
 
 // ongoing is a fault that ends by itself.
@@ -119,13 +99,17 @@ type ongoing struct {
 // NewWorld returns the world of a seed. Each world needs its own synctest bubble.
 func NewWorld(seed uint64) *World {
 	w := &World{
-		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), bindings: rand.New(rand.NewPCG(seed, 4)),
+		seed: seed, random: rand.New(rand.NewPCG(seed, 1)),
 		history: history.New(), chance: chance.New(rand.New(rand.NewPCG(seed, 2))),
-		portions: make(map[portion]part), recorded: make(map[portion][]byte), pods: make(map[types.UID]*pod), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
+		portions: make(map[portion]part), recorded: make(map[portion][]byte), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
 		touched: make(map[string]time.Time), handed: make(map[string]bool), disturbed: make(map[string]bool),
 		server: apiserver.New(),
 	}
 	w.configureNode()
+	w.cluster = cluster.New(cluster.Config{
+		Node: nodeName, Minor: w.minor, Server: w.server, History: w.history, Random: w.random, Bindings: rand.New(rand.NewPCG(seed, 4)),
+		Down: w.isDown, Allocated: w.noteAllocation,
+	})
 	w.host = kernel.New(w.machine.Text)
 	w.host.DriveFunctions(w.machine.Functions...)
 	w.disk = disk.New(func(line string) { w.history.Log("disk: %s", line) }, agents.KubeletRoot+"/plugins", agents.KubeletRoot+"/plugins_registry", "/var/run", "/run")
@@ -137,7 +121,7 @@ func NewWorld(seed uint64) *World {
 	w.supervisor.RestartProcess()
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
-		Pods: w.podsOfNode, Start: w.startContainer, Done: w.podDone, Log: w.history.Log,
+		Pods: w.cluster.BoundPods, Start: w.startContainer, Done: w.cluster.PodDone, Log: w.history.Log,
 		Ended: func(c *kubelet.Container) {
 			w.history.Log("runtime: container of pod %s has ended", c.Pod)
 			w.endProcess(c)
@@ -150,6 +134,7 @@ func NewWorld(seed uint64) *World {
 		Wipe:   func() { w.server.DeleteSlices(nodeName) },
 		Random: rand.New(rand.NewPCG(seed, 3)),
 	})
+	w.cluster.Kubelet = w.kubelet
 	w.agents = agents.New(agents.Config{
 		Name: nodeName, Pod: "kube-system/" + agentPod, Server: w.server, Kubelet: w.kubelet, Host: w.host, Disk: w.disk, Supervisor: w.supervisor,
 		Families: w.machine.Families, Rescan: w.rescan, NoMetadata: !w.metadata, History: w.history, Chance: w.chance, Watcher: watcher{w},
@@ -198,7 +183,7 @@ func featuresOf(minor int) apiserver.Features {
 
 // Run runs the world from start to end.
 func (w *World) Run(steps int) {
-	w.addAgentPod()
+	w.cluster.AddAgentPod(agentPod)
 	w.addStrangers()
 	w.kubelet.StartKubelet()
 	w.startAgent()
@@ -219,47 +204,6 @@ func (w *World) isDown() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.ongoing["apiDown"] != nil
-}
-
-// tendCluster does the cluster's background work: tendCluster schedules waiting pods, and removes
-// pods that have ended.
-func (w *World) tendCluster() {
-	w.forgetEnded()
-	for _, p := range w.allPods() {
-		w.mu.Lock()
-		bound, deleted := p.bound, p.deleted
-		w.mu.Unlock()
-		if deleted {
-			w.kubelet.Delete(p.UID, false) // the kubelet may have been down
-		}
-		if !bound && p.Namespace == namespace {
-			w.bind(p)
-		}
-	}
-	w.endFaults(time.Now())
-	w.reapProcesses(time.Now())
-}
-
-// forgetEnded removes pods that have ended.
-func (w *World) forgetEnded() {
-	for _, p := range w.allPods() {
-		w.mu.Lock()
-		ended := p.ended
-		w.mu.Unlock()
-		if ended && p.Namespace == namespace && !w.isDown() {
-			w.removePod(p)
-		}
-	}
-}
-
-// allPods returns all pods, sorted by UID.
-func (w *World) allPods() (all []*pod) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, uid := range slices.Sorted(maps.Keys(w.pods)) {
-		all = append(all, w.pods[uid])
-	}
-	return all
 }
 
 // endFaults ends the faults whose time is over.
@@ -301,3 +245,13 @@ func (w *World) end() {
 	w.kubelet.StopKubelet()
 	w.server.EndWatches()
 }
+
+// tendCluster does the cluster's background work, and ends faults and processes whose time is over.
+func (w *World) tendCluster() {
+	w.cluster.TendPods()
+	w.endFaults(time.Now())
+	w.reapProcesses(time.Now())
+}
+
+// open returns the number of pods, without the agent's own.
+func (w *World) open() int { return len(w.cluster.AllPods()) - 1 }

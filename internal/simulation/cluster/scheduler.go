@@ -1,4 +1,4 @@
-package simulation
+package cluster
 
 import (
 	"context"
@@ -17,8 +17,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/klog/v2"
-
-	"chandler.dev/internal/simulation/machine"
 )
 
 // celCache caches compiled selectors of classes and requests. All simulations share the cache.
@@ -72,13 +70,13 @@ func allocatedState(claims []*resourceapi.ResourceClaim) structured.AllocatedSta
 // slicesAge is the largest age of the slices in the scheduler's cache.
 const slicesAge = 20 * time.Second
 
-// schedulePod allocates the unallocated claims of a pod, like a scheduler whose cache of slices
-// lags behind by some changes, and reserves all claims for the pod. schedulePod reports whether the
+// SchedulePod allocates the unallocated claims of a pod, like a scheduler whose cache of slices
+// lags behind by some changes, and reserves all claims for the pod. SchedulePod reports whether the
 // pod can be bound.
-func (w *World) schedulePod(pod *pod) bool {
+func (c *Cluster) SchedulePod(pod *Pod) bool {
 	var open []*resourceapi.ResourceClaim
 	for _, name := range pod.Claims {
-		claim := w.server.Claim(pod.Namespace, name)
+		claim := c.Server.Claim(pod.Namespace, name)
 		if claim == nil {
 			return false
 		}
@@ -87,20 +85,20 @@ func (w *World) schedulePod(pod *pod) bool {
 		}
 	}
 	var results []resourceapi.AllocationResult
-	published := w.server.PastSlices(w.lag, slicesAge)
+	published := c.Server.PastSlices(c.Lag, slicesAge)
 	if len(open) > 0 {
-		version := w.server.Version() - w.lag
+		version := c.Server.Version() - c.Lag
 		if version == pod.tried {
 			return false // nothing has changed since the last attempt
 		}
 		pod.tried = version
-		keeps := w.server.Features()
+		keeps := c.Server.Features()
 		allocator, err := structured.NewAllocator(quiet, structured.Features{
 			AdminAccess: true, PrioritizedList: true, DeviceTaints: keeps.Taints, PartitionableDevices: keeps.Counters,
 			ConsumableCapacity: keeps.Sharing, CompatibilityGroups: keeps.Counters && keeps.Groups, ListTypeAttributes: keeps.Lists,
-		}, allocatedState(w.server.Claims()), classes{}, published, celCache)
+		}, allocatedState(c.Server.Claims()), classes{}, published, celCache)
 		if err == nil {
-			results, err = allocator.Allocate(quiet, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, open)
+			results, err = allocator.Allocate(quiet, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: c.Node}}, open)
 		}
 		if err != nil || len(results) != len(open) {
 			return false
@@ -108,25 +106,22 @@ func (w *World) schedulePod(pod *pod) bool {
 	}
 	for i, claim := range open {
 		results[i].AllocationTimestamp = nil
-		if w.minor >= 36 {
+		if c.Minor >= 36 {
 			now := metav1.Now()
 			results[i].AllocationTimestamp = &now
 		}
 		claim.Status.Allocation = &results[i]
-		if slices.ContainsFunc(results[i].Devices.Results, machine.IsMovable) {
-			w.setApart(false)
-		}
-		w.notePortions(claim.UID, results[i].Devices.Results, published)
-		w.server.Put(claim)
+		c.Allocated(claim.UID, results[i].Devices.Results, published)
+		c.Server.Put(claim)
 		for _, r := range results[i].Devices.Results {
-			w.history.Log("scheduler: claim %s/%s is allocated %s%s", claim.Namespace, claim.Name, r.Device, amountText(r.ConsumedCapacity))
+			c.History.Log("scheduler: claim %s/%s is allocated %s%s", claim.Namespace, claim.Name, r.Device, amountText(r.ConsumedCapacity))
 		}
 	}
 	for _, name := range pod.Claims {
-		claim := w.server.Claim(pod.Namespace, name).DeepCopy()
+		claim := c.Server.Claim(pod.Namespace, name).DeepCopy()
 		if consumer := consumerOf(pod); !isReserved(claim, consumer.UID) {
 			claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer)
-			w.server.Put(claim)
+			c.Server.Put(claim)
 		}
 	}
 	return true
@@ -143,7 +138,7 @@ func amountText(taken map[resourceapi.QualifiedName]resource.Quantity) (all stri
 
 // consumerOf returns the reference in the reservations of the pod's claims: the pod's PodGroup, or
 // else the pod.
-func consumerOf(p *pod) resourceapi.ResourceClaimConsumerReference {
+func consumerOf(p *Pod) resourceapi.ResourceClaimConsumerReference {
 	if p.Group != "" {
 		return resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: p.Group, UID: types.UID(p.Group)}
 	}
@@ -158,14 +153,14 @@ func isReserved(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 // removes the reservations of the claims, deallocates claims without a reservation, and deletes
 // claims that belong to the pod (pkg/controller/resourceclaim). A PodGroup keeps its claims until
 // its last pod is gone.
-func (w *World) release(pod *pod) {
-	if pod.Group != "" && w.hasMore(pod) {
+func (c *Cluster) release(pod *Pod) {
+	if pod.Group != "" && c.hasMore(pod) {
 		return
 	}
 	consumer := consumerOf(pod)
 	for _, name := range pod.Claims {
-		claim := w.server.Claim(pod.Namespace, name)
-		if claim == nil || !isReserved(claim, consumer.UID) && !pod.own {
+		claim := c.Server.Claim(pod.Namespace, name)
+		if claim == nil || !isReserved(claim, consumer.UID) && !pod.Own {
 			continue
 		}
 		claim = claim.DeepCopy()
@@ -173,16 +168,16 @@ func (w *World) release(pod *pod) {
 		if len(claim.Status.ReservedFor) == 0 {
 			claim.Status.Allocation, claim.Status.Devices = nil, nil
 		}
-		w.server.Put(claim)
-		if pod.own {
-			w.server.Delete(claim)
+		c.Server.Put(claim)
+		if pod.Own {
+			c.Server.Delete(claim)
 		}
 	}
 }
 
 // hasMore reports whether a pod's PodGroup has other pods.
-func (w *World) hasMore(p *pod) bool {
-	return slices.ContainsFunc(w.allPods(), func(other *pod) bool { return other != p && other.Group == p.Group })
+func (c *Cluster) hasMore(p *Pod) bool {
+	return slices.ContainsFunc(c.AllPods(), func(other *Pod) bool { return other != p && other.Group == p.Group })
 }
 
 // quiet is a context with a logger that discards all messages.
