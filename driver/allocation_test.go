@@ -268,12 +268,22 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 				if test.refused {
 					mustRefuse(t, b, early, "device a was swapped", "is not yet known")
 				}
+				withheld := func() bool {
+					in, _ := b.poolInput(time.Now())
+					return in.Withheld["a"] != ""
+				}
+				if withheld() != test.refused {
+					t.Errorf("while the claims of the earlier device are not known, slices without the device: %v, want %v", withheld(), test.refused)
+				}
 				if err := b.askPromised(t.Context(), b.view.Load()); (err != nil) != test.refused {
 					t.Errorf("while the API server is away: %v", err)
 				}
 				away = false
 				if err := b.askPromised(t.Context(), b.view.Load()); err != nil {
 					t.Fatal(err)
+				}
+				if withheld() {
+					t.Error("slices lack the device although the claims of the earlier one are known")
 				}
 				again := allocated("early", time.Now().Add(-30*time.Minute)) // the same claim
 				later := allocated("later", time.Now().Add(-2*time.Hour))

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/fstest"
@@ -28,6 +29,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/driver/publish"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/ledger"
@@ -244,6 +246,34 @@ func TestPublishingAfterRegistration(t *testing.T) {
 		pooltest.ExpectPublished(t, helper)
 		register(true)
 		pooltest.ExpectPublished(t, helper, "a", "a", "a", "a") // after 1, 3, 7 and 15 s
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// No slice contains a device that replaced another one before the claims for the earlier device are
+// known.
+func TestPublishingReplacedDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &pooltest.Helper{}
+		var answers atomic.Bool
+		b.config.NodeClaims = func(context.Context) ([]*resourceapi.ResourceClaim, error) {
+			if !answers.Load() {
+				return nil, errFault
+			}
+			return nil, nil
+		}
+		stop := b.run(helper)
+		b.offers(gpu("a", 1), gpu("b", 2))
+		pooltest.ExpectPublished(t, helper, "a b")
+		other := gpu("a", 1)
+		other.Identity = "uuid-of-another"
+		b.offers(other, gpu("b", 2))
+		pooltest.ExpectPublished(t, helper, "b")
+		answers.Store(true)
+		time.Sleep(publish.NewPause().Cap)
+		pooltest.ExpectPublished(t, helper, "a b")
 		if err := stop(); err != nil {
 			t.Error(err)
 		}

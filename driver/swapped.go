@@ -14,9 +14,9 @@ import (
 )
 
 // swapLoop reads the claims of each device that was replaced, once for each replacement. These
-// claims were allocated the earlier device. This method does not compare the clocks of different
-// hosts. A claim that was allocated before the request succeeds is refused, even if it was allocated
-// the new device, so the first pauses after failures are short.
+// claims were allocated the earlier device. Until the request succeeds, no slice contains the device
+// (withheldFromSlices), so no claim is allocated the new device. This method does not compare the
+// clocks of different hosts.
 func (d *Driver) swapLoop(ctx context.Context) {
 	pause := publish.NewPause()
 	for {
@@ -24,7 +24,7 @@ func (d *Driver) swapLoop(ctx context.Context) {
 		var again <-chan time.Time
 		if err := d.askPromised(ctx, v); err != nil {
 			next := pause.Step()
-			klog.FromContext(ctx).Info("Whose a device was that is another now cannot be found out; trying again", "interval", next, "reason", err.Error())
+			klog.FromContext(ctx).Info("The claims for a replaced device cannot be read; trying again", "interval", next, "reason", err.Error())
 			again = time.After(next)
 		} else {
 			pause = publish.NewPause()
@@ -71,5 +71,6 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 	for name, claims := range promised {
 		v.identities[name].promisedTo.Store(&claims)
 	}
+	d.Publisher.NoteChange()
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,7 +69,7 @@ func (d *Driver) poolInput(now time.Time) (in pool.Input, changes time.Time) {
 	}
 	in = pool.Input{
 		Snapshot:      v.snapshot,
-		Withheld:      v.withheld,
+		Withheld:      v.withheldFromSlices(),
 		Claims:        d.ledger.Claims(),
 		ExcusedHealth: make(map[string]bool),
 		GoneEffect:    d.config.GoneEffect(),
@@ -85,6 +86,20 @@ func (d *Driver) poolInput(now time.Time) (in pool.Input, changes time.Time) {
 		}
 	}
 	return in, changes
+}
+
+// withheldFromSlices returns the physical devices that no slice contains, with reasons. They include
+// replaced devices whose earlier claims are not known yet: a claim that got such a device now could
+// not be told from a claim for the earlier device, and would be refused for good.
+func (v *view) withheldFromSlices() map[string]string {
+	withheld := make(map[string]string)
+	maps.Copy(withheld, v.withheld)
+	for name, seen := range v.identities {
+		if device, found := v.snapshot.Lookup(name); found && seen.promisedTo != nil && seen.promisedTo.Load() == nil {
+			withheld[device.Silicon()] = "it was replaced, and the claims for the earlier device are not known yet"
+		}
+	}
+	return withheld
 }
 
 // identitiesIn adds the identities of a snapshot to the known ones. A device keeps its identity
