@@ -27,7 +27,7 @@ func TestNodeHealth(t *testing.T) {
 		"stand-in": {Status: discovery.Healthy},
 		"wrong":    {Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node /dev/wrong is 195:2 on the host, want 195:1"},
 		"disk":     {Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: `device node /dev/disk is of type D--------- on the host, want "c"`},
-		"none":     {Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node /dev/none is missing"},
+		"none":     {Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node /dev/none is missing", MissingNode: "/dev/none"},
 	} {
 		got := discovery.NodeHealth(host, []*specs.DeviceNode{{Path: "/dev/x", HostPath: "/dev/" + name, Type: "c", Major: 195, Minor: 1}})
 		if diff := cmp.Diff(want, got); diff != "" {
