@@ -15,8 +15,9 @@ type result struct {
 	nodes     int
 	took      time.Duration // until the situation was over
 	requests  int
-	byName    map[string]int
-	perSecond int // most requests within a second
+	byName    map[string]int // requests
+	bodies    map[string]int // bytes, by the same names
+	perSecond int            // most requests within a second
 	refused   int
 	failed    int
 	bytes     int

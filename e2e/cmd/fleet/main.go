@@ -211,7 +211,8 @@ func (f *fleet) say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%6.1fs  "+format+"\n", append([]any{time.Since(f.begin).Seconds()}, args...)...)
 }
 
-// String returns the result for progress, with the requests of each kind.
+// String returns the result for progress, with the requests of each kind and the mean bytes of their
+// bodies.
 func (r result) String() string {
 	text := strings.Join(resultRows([]result{r})[0], " | ")
 	var names []string
@@ -220,7 +221,7 @@ func (r result) String() string {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		text += fmt.Sprintf("\n\t%6d %s", r.byName[name], name)
+		text += fmt.Sprintf("\n\t%6d %s, %d bytes each", r.byName[name], name, r.bodies[name]/r.byName[name])
 	}
 	return text
 }

@@ -23,6 +23,7 @@ type traffic struct {
 
 	mu       sync.Mutex
 	requests map[string]int // answered, by verb and resource
+	bodies   map[string]int // bytes of the bodies of these requests and of their answers, without compression
 	refused  int            // answers with the status 400 or above, included in requests
 	failed   int            // requests without an answer
 	seconds  map[int64]int  // answered requests by second
@@ -34,7 +35,7 @@ func (t *traffic) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.bytes.Store(0)
-	t.requests, t.seconds = make(map[string]int), make(map[int64]int)
+	t.requests, t.bodies, t.seconds = make(map[string]int), make(map[string]int), make(map[int64]int)
 	t.refused, t.failed, t.last = 0, 0, time.Now()
 }
 
@@ -49,7 +50,7 @@ func (t *traffic) sinceLast() time.Duration {
 func (t *traffic) read(r *result) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r.byName, r.refused, r.failed = maps.Clone(t.requests), t.refused, t.failed
+	r.byName, r.bodies, r.refused, r.failed = maps.Clone(t.requests), maps.Clone(t.bodies), t.refused, t.failed
 	for _, n := range t.requests {
 		r.requests += n
 	}
@@ -59,14 +60,15 @@ func (t *traffic) read(r *result) {
 	r.bytes, r.watches = int(t.bytes.Load()), int(t.watches.Load())
 }
 
-// note counts a request. The status is 0 without an answer.
-func (t *traffic) note(name string, status int) {
+// noteRequest counts a request, and returns the name under which it is counted. The status is 0 without
+// an answer.
+func (t *traffic) noteRequest(name string, status int) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last = time.Now()
 	if status == 0 {
 		t.failed++
-		return
+		return name
 	}
 	t.seconds[t.last.Unix()]++
 	if status >= http.StatusBadRequest {
@@ -74,6 +76,14 @@ func (t *traffic) note(name string, status int) {
 		name += fmt.Sprintf(" refused with %d", status)
 	}
 	t.requests[name]++
+	return name
+}
+
+// noteBody counts bytes of a body.
+func (t *traffic) noteBody(name string, n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.bodies[name] += n
 }
 
 // transport counts the requests of a client.
@@ -100,27 +110,32 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	response, err := t.next.RoundTrip(r)
 	if err != nil {
-		t.note(name, 0)
+		t.noteRequest(name, 0)
 		return nil, err
 	}
-	t.note(name, response.StatusCode)
+	name = t.noteRequest(name, response.StatusCode)
+	t.noteBody(name, int(max(0, r.ContentLength)))
+	end := func() {}
 	if info.Verb == "watch" && response.StatusCode == http.StatusOK {
 		t.watches.Add(1)
-		response.Body = &watchBody{ReadCloser: response.Body, end: sync.OnceFunc(func() { t.watches.Add(-1) })}
+		end = sync.OnceFunc(func() { t.watches.Add(-1) })
 	}
+	response.Body = &answerBody{response.Body, func(n int) { t.noteBody(name, n) }, end}
 	return response, nil
 }
 
-// watchBody is the answer to a watch.
-type watchBody struct {
+// answerBody is the body of an answer.
+type answerBody struct {
 	io.ReadCloser
 
-	end func()
+	note func(n int) // called with the number of bytes that were read
+	end  func()      // called at the end, once or more
 }
 
 // Read implements [io.Reader].
-func (b *watchBody) Read(p []byte) (int, error) {
+func (b *answerBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	b.note(n)
 	if err != nil {
 		b.end()
 	}
@@ -128,7 +143,7 @@ func (b *watchBody) Read(p []byte) (int, error) {
 }
 
 // Close implements [io.Closer].
-func (b *watchBody) Close() error {
+func (b *answerBody) Close() error {
 	b.end()
 	return b.ReadCloser.Close()
 }
