@@ -10,13 +10,11 @@ func (w *World) startAgent() *agents.Agent { return w.startAgentWith(w.settings,
 
 // startAgentWith starts an agent with settings. wrong is the error if the configuration is invalid.
 func (w *World) startAgentWith(settings agent.Settings, wrong error) *agents.Agent {
-	if w.wiped {
-		w.forgetUses()
+	if w.damage.HasLostRecords() {
+		w.usage.ForgetUses()
 	}
-	w.forgetNumbers()
-	if w.hurt {
-		w.startHealing()
-	}
+	w.usage.Parts.ForgetNumbers()
+	w.damage.AgentStarts()
 	a := w.agents.Start(agents.Start{Boot: w.boot, Settings: settings, ConfigError: wrong, HasUID: w.surges})
 	w.living = append(w.living, a)
 	return a
@@ -34,7 +32,7 @@ func (w *World) sendUevent() {
 type watcher struct{ *World }
 
 // RecordRemoved implements [agents.Watcher].
-func (w watcher) RecordRemoved(file, boot string) { w.checkReallocated(file, boot) }
+func (w watcher) RecordRemoved(file, boot string) { w.usage.CheckReallocated(file, boot) }
 
 // FileRenamed implements [agents.Watcher].
 func (w watcher) FileRenamed(file string) { w.noteRecord(file) }
@@ -44,10 +42,10 @@ func (w watcher) HostWritten(name, value string) { w.judgeWrite(name, value) }
 
 // LockAcquired implements [agents.Watcher]. Records may have been wiped after the start of the agent.
 func (w watcher) LockAcquired() {
-	if w.wiped {
-		w.forgetUses()
+	if w.damage.HasLostRecords() {
+		w.usage.ForgetUses()
 	}
 }
 
 // AgentDies implements [agents.Watcher].
-func (w watcher) AgentDies() { w.recordHurt() }
+func (w watcher) AgentDies() { w.damage.AgentDies() }

@@ -39,15 +39,6 @@ func (w *World) modesRefused() bool {
 	return true
 }
 
-// checkMode returns an error text if the mode of a container's GPU does not fit, "" if it fits.
-func (w *World) checkMode(u *use) string {
-	if !w.machine.Daemons || w.wiped || w.swapped || u.open || u.back || u.forgotten {
-		return ""
-	}
-	d := w.machine.Devices[u.device]
-	return w.supervisor.WrongMode(d.Identity, u.claim)
-}
-
 // killDaemon ends the daemon of a claim.
 func (w *World) killDaemon() bool {
 	if !w.supervisor.KillDaemon(w.random) {

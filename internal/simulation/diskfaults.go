@@ -32,7 +32,7 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 	})
 	w.startFault(diskFault, 40*time.Second, func() {
 		w.disk.SetFault(nil)
-		w.startHealing()
+		w.damage.StartHealing()
 	})
 	return true
 }
@@ -60,20 +60,14 @@ func (w *World) wipeState() bool {
 		return false
 	}
 	w.history.Log("the agent's directory is wiped")
-	w.forgetState()
+	w.damage.LoseRecords()
 	w.disk.WipeDir(agents.StateDir)
 	w.disk.WipeDir(agents.RunDir)
 	if !w.agents.Lock.IsHeld() {
-		w.forgetUses() // of the starting agent
+		w.usage.ForgetUses() // of the starting agent
 	}
 	w.history.CountFault("stateWiped")
 	return true
-}
-
-// forgetState records the loss of some of the agents' files.
-func (w *World) forgetState() {
-	w.lost = w.lost || w.mayLackSpecs()
-	w.wiped = true
 }
 
 func (w *World) wipeSpecs() bool {
@@ -81,8 +75,7 @@ func (w *World) wipeSpecs() bool {
 		return false
 	}
 	w.history.Log("the directory of CDI specs is wiped")
-	w.lost = w.lost || w.wiped
-	w.startHealing()
+	w.damage.LoseSpecs()
 	w.disk.WipeDir(agents.CDIRoot)
 	w.history.CountFault("specsWiped")
 	return true
@@ -95,7 +88,7 @@ func (w *World) damageRecord() bool {
 	}
 	name := chance.PickOne(w.random, records...)
 	w.history.Log("%s is damaged", name)
-	w.forgetState()
+	w.damage.LoseRecords()
 	w.disk.DamageFile(name, func(data []byte) []byte {
 		if len(data) == 0 {
 			return data

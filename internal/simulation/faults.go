@@ -216,7 +216,6 @@ func (w *World) reboot(powerLost bool) bool {
 	w.newBoot()
 	w.rebootHost()
 	w.endOngoing("kubeletDown", "surge", wrongSurge)
-	w.lost = false // all claims are prepared again
 	w.kubelet.StartKubelet()
 	w.startAgent()
 	return true
@@ -267,8 +266,8 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 	w.kubelet.StopKubelet()
 	w.history.Log("the kubelet loses its checkpoints, DRA %v, device plugin API %v", dra, classic)
 	w.kubelet.LoseCheckpoints(dra, classic)
-	if w.wiped && !w.agents.Lock.HasListing() {
-		w.forgetUses() // neither the kubelet nor the active agent has a record of them
+	if w.damage.HasLostRecords() && !w.agents.Lock.HasListing() {
+		w.usage.ForgetUses() // neither the kubelet nor the active agent has a record of them
 	}
 	w.kubelet.StartKubelet()
 	if dra {
@@ -374,7 +373,7 @@ func (w *World) joinEnding() bool {
 	})
 	w.startFault(diskFault, 20*time.Second, func() {
 		w.disk.SetFault(nil)
-		w.startHealing()
+		w.damage.StartHealing()
 	})
 	w.cluster.DeletePod(one, !one.Bound)
 	time.Sleep(2 * time.Second) // the kubelet calls Unprepare, and again a second later
@@ -388,7 +387,7 @@ func (w *World) joinEnding() bool {
 // podUnseen lets a pod of a PodGroup run while no agent can ask the API server for the UID of the
 // pod, so that its processes are unknown. One of them outlives the container by a minute.
 func (w *World) podUnseen() bool {
-	if w.minor < 37 || w.isDown() || !w.offersDRA() || !w.kubelet.IsUp() || !w.handsOver || !w.isReset() {
+	if w.minor < 37 || w.isDown() || !w.offersDRA() || !w.kubelet.IsUp() || !w.usage.Processes.Reclaims() || !w.isReset() {
 		return false
 	}
 	w.makeRoom()

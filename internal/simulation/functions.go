@@ -66,19 +66,20 @@ func (w *World) judgeWrite(name, value string) {
 		w.history.Fail("%q is written to %s, which the administrator does not allow", value, name)
 	}
 	if a.Name == "driver_override" {
+		lost := w.damage.HasLostRecords()
 		w.mu.Lock()
 		w.touched[a.Function] = time.Now()
-		apart := w.apart && !w.wiped
+		apart := w.apart && !lost
 		w.mu.Unlock()
 		if apart && a.Function == machine.Movable && value == kernel.VFIO {
 			w.history.Fail("%s is bound to vfio for devices whose IOMMU group it has left", machine.Movable)
 		}
 	}
 	if a.Name == "reset" {
-		if w.machine.Reassigns && !w.wiped && !w.wasHanded(a.Function) {
+		if w.machine.Reassigns && !w.damage.HasLostRecords() && !w.wasHanded(a.Function) {
 			w.history.Fail("%q is written to %s, which no consumer has had", value, name)
 		}
-		if who := w.openProcess(a.Function); who != "" {
+		if who := w.usage.Processes.WithOpen(a.Function); who != "" {
 			w.history.Fail("%q is written to %s, and %s", value, name, who)
 		}
 	}
@@ -86,7 +87,7 @@ func (w *World) judgeWrite(name, value string) {
 		return
 	}
 	for _, address := range taken {
-		if who := w.userOf(address, a.Driver); who != "" {
+		if who := w.usage.UserOf(address, a.Driver); who != "" {
 			w.history.Fail("%q is written to %s, and %s", value, name, who)
 		}
 		for _, since := range w.host.OpenSince(address) {
@@ -97,29 +98,17 @@ func (w *World) judgeWrite(name, value string) {
 	}
 }
 
+// isReset reports whether the administrator has ever enabled resets of functions.
+func (w *World) isReset() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.resets
+}
+
 func (w *World) wasHanded(address string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.handed[address]
-}
-
-// userOf returns the container that has a function which is being taken from a driver, "" if there
-// is none. A container that got the function under vfio no longer has the function after the
-// function was replaced by one under another driver. driver is "" if the driver does not matter.
-func (w *World) userOf(address, driver string) string {
-	if w.wiped {
-		return ""
-	}
-	for _, u := range w.allUses() {
-		if u.device != machine.DeviceName(address) || u.open || u.back || u.forgotten {
-			continue
-		}
-		if driver != "" && w.disturbed[address] && u.vfio != (driver == kernel.VFIO) {
-			continue
-		}
-		return u.String()
-	}
-	return ""
 }
 
 // longOpen reports whether an agent that took a function must have seen the function open: the
@@ -131,53 +120,9 @@ func (w *World) longOpen(address string, since time.Time) bool {
 	return since.Before(begun) || now.Sub(begun) > 30*time.Second && since.Before(now)
 }
 
-// checkForm returns an error text if the driver of a container's device differs from the driver at
-// the allocation.
-func (w *World) checkForm(u *use) string {
-	address := w.addressOf(u.device)
-	if address == "" || w.wiped || u.open || u.back || u.forgotten || w.disturbed[address] {
-		return ""
-	}
-	own := "nvme"
-	if strings.Contains(address, ":10.") {
-		own = "igbvf"
-	}
-	if u.vfio {
-		own = kernel.VFIO
-	}
-	if driver, found := w.host.Driver(address); driver != own {
-		return fmt.Sprintf("it is to be under %s, and is under %q, there %v", own, driver, found)
-	}
-	if u.vfio {
-		return w.keptFromVFIO(address)
-	}
-	return ""
-}
-
-// keptFromVFIO returns an error text if the host uses a function of the IOMMU group, which makes
-// the other functions unusable under vfio. A function that vanished and returned in the meantime
-// may be under its own driver.
-func (w *World) keptFromVFIO(address string) string {
-	for _, member := range w.host.Group(address) {
-		if driver, _ := w.host.Driver(member); driver != "" && driver != kernel.VFIO && !w.disturbed[member] {
-			return fmt.Sprintf("of its IOMMU group %s is under %s", member, driver)
-		}
-	}
-	return ""
-}
-
-// addressOf returns the PCI address of a device, "" on a machine without functions.
-func (w *World) addressOf(device string) string {
-	if len(w.machine.Functions) == 0 {
-		return ""
-	}
-	d := w.machine.Devices[device]
-	return machine.AddressIn(d.Source)
-}
-
 // asBefore returns an error text if a function without a user does not have its original state.
 func (w *World) asBefore() string {
-	if w.wiped {
+	if w.damage.HasLostRecords() {
 		return ""
 	}
 	offered := func(address string) bool {

@@ -34,28 +34,19 @@ func (w *World) vanishCard() bool {
 	if !w.host.VanishFunction(c.Address, c.Nodes...) {
 		return false
 	}
-	w.recordDisturbed(c)
+	w.damage.LoseDrivers(c)
 	w.history.Log("card %s vanishes", c.Address)
-	w.recordParted(c)
+	w.damage.PartSilicon(c)
 	w.sendUevent()
 	w.history.CountFault("deviceVanishes")
 	return true
-}
-
-// recordParted records the silicon that loses one of its functions.
-func (w *World) recordParted(c machine.Card) {
-	for _, d := range w.machine.Devices {
-		if d.PartOf != nil && len(d.PartOf.Counters) == 0 && strings.Contains(d.Source, c.Address) {
-			w.parted[d.Silicon()] = true
-		}
-	}
 }
 
 func (w *World) comeBack() bool {
 	for _, c := range w.cards {
 		if w.host.HasVanished(c.Address) {
 			w.history.Log("card %s returns", c.Address)
-			w.pullOut(c)
+			w.usage.Processes.PullOut(c)
 			w.host.ReturnFunction(c.Address, nil)
 			w.sendUevent()
 			w.history.CountFault("deviceReturns")
@@ -75,8 +66,8 @@ func (w *World) swap() bool {
 		return false
 	}
 	w.host.VanishFunction(c.Address, c.Nodes...)
-	w.recordDisturbed(c)
-	w.recordParted(c)
+	w.damage.LoseDrivers(c)
+	w.damage.PartSilicon(c)
 	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
 	digit, another := byte('0'+w.random.IntN(10)), false
@@ -87,30 +78,15 @@ func (w *World) swap() bool {
 		}
 		return data
 	})
-	for _, container := range w.kubelet.Containers() {
-		uses, _ := container.Note.([]*use)
-		for _, u := range uses {
-			u.replaced = u.replaced || another && u.address == c.Address
-		}
+	if another {
+		w.usage.ReplaceCard(c.Address)
 	}
-	w.pullOut(c)
+	w.usage.Processes.PullOut(c)
 	w.history.Log("card %s is another now", c.Address)
 	w.sendUevent()
-	w.swapped = true
+	w.damage.ReplaceCard()
 	w.history.CountFault("deviceSwapped")
 	return true
-}
-
-// pullOut removes a returned card from the uses of processes that had the card open before: the
-// kernel has invalidated their open files.
-func (w *World) pullOut(c machine.Card) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, p := range w.processes {
-		p.uses = slices.DeleteFunc(slices.Clone(p.uses), func(u *use) bool {
-			return u.address == c.Address || strings.Contains(w.machine.Devices[u.device].Source, c.Address) && !w.machine.Reassigns
-		})
-	}
 }
 
 // renumberCards exchanges the nodes of two cards, as a reset of the bus may.
@@ -195,19 +171,12 @@ func (w *World) leaveGroup() {
 func (w *World) moveTo(group int) {
 	c := machine.Card{Address: machine.Movable}
 	w.host.VanishFunction(c.Address)
-	w.recordDisturbed(c)
-	w.pullOut(c)
+	w.damage.LoseDrivers(c)
+	w.usage.Processes.PullOut(c)
 	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
 	w.host.MoveGroup(c.Address, group)
-	for _, container := range w.kubelet.Containers() { // containers with these functions no longer share a group with the disk
-		uses, _ := container.Note.([]*use)
-		for _, u := range uses {
-			if u.group = slices.DeleteFunc(slices.Clone(u.group), func(address string) bool { return address == c.Address }); u.address == c.Address {
-				u.group = nil
-			}
-		}
-	}
+	w.usage.LeaveGroup(c.Address)
 	w.host.ReturnFunction(c.Address, nil)
 	w.setApart(group == 2 && w.isApart())
 	w.history.Log("disk %s is in IOMMU group %d", c.Address, group)
@@ -248,7 +217,7 @@ func (w *World) reassignCards() bool {
 	}
 	for _, c := range []*machine.Card{one, other} {
 		w.host.VanishFunction(c.Address, c.Nodes...)
-		w.pullOut(*c)
+		w.usage.Processes.PullOut(*c)
 	}
 	w.sendUevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)

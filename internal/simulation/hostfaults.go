@@ -1,12 +1,10 @@
 package simulation
 
 import (
-	"strings"
 	"time"
 
 	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/kernel"
-	"chandler.dev/internal/simulation/machine"
 )
 
 // killChanging lets an agent be killed before one of its next changes of the host.
@@ -79,29 +77,19 @@ func (w *World) writesHang() bool {
 	return true
 }
 
-// recordDisturbed records that the kernel has lost the drivers of a card's functions.
-func (w *World) recordDisturbed(c machine.Card) {
-	w.disturbed[c.Address] = true
-	if bus, zero := strings.CutSuffix(c.Address, ":00.0"); zero {
-		for i := range machine.VirtualFunctions {
-			w.disturbed[bus+":10."+string(rune('0'+2*i))] = true
-		}
-	}
-}
-
 // rebootHost restarts the kernel.
 func (w *World) rebootHost() {
 	w.host.Reboot()
 	w.supervisor.RebootHost()
 	w.agents.Lock.DropAll()
-	clear(w.disturbed)
+	w.damage.RebootHost()
 	for _, c := range w.cards {
 		if w.host.HasVanished(c.Address) {
-			w.recordDisturbed(c)
+			w.damage.LoseDrivers(c)
 		}
 	}
+	w.usage.Processes.RebootHost()
 	w.mu.Lock()
-	w.processes = nil
 	clear(w.touched)
 	w.mu.Unlock()
 }

@@ -15,10 +15,8 @@ import (
 	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/cluster"
 	"chandler.dev/internal/simulation/machine"
+	"chandler.dev/internal/simulation/usage"
 )
-
-// strangerInfix separates the number of a share in the IDs of a vendor plugin.
-const strangerInfix = "::"
 
 // addStrangers adds, on some nodes, pods that got devices from another plugin before the first
 // agent.
@@ -34,7 +32,7 @@ func (w *World) addStrangers() {
 		}
 		id := d.Offers[0].IDs[0]
 		if d.Family == "nvidia" && w.random.IntN(3) == 0 {
-			id += strangerInfix + "0"
+			id += usage.StrangerInfix + "0"
 		}
 		p := w.cluster.NewPod("old")
 		p.Requests = map[string]int{d.Offers[0].Resource: 1}
@@ -136,5 +134,5 @@ func (w *World) noteAllocation(claim types.UID, results []resourceapi.DeviceRequ
 	if slices.ContainsFunc(results, machine.IsMovable) {
 		w.setApart(false)
 	}
-	w.notePortions(claim, results, of)
+	w.usage.Parts.NoteAllocation(claim, results, of)
 }

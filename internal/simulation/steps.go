@@ -83,7 +83,7 @@ const (
 // since the active agent detected them.
 func (w *World) convergenceLimit() time.Duration {
 	switch {
-	case w.wiped || len(w.kubelet.ForgottenClaims()) > 0:
+	case w.damage.HasLostRecords() || len(w.kubelet.ForgottenClaims()) > 0:
 		return sweepLimit
 	case w.featuresOutdated():
 		return askLimit
@@ -111,7 +111,7 @@ func (w *World) featuresOutdated() bool {
 func (w *World) converge() {
 	w.history.Log("all faults end")
 	w.endFaults(time.Now().Add(24 * time.Hour))
-	w.reapProcesses(time.Now().Add(24 * time.Hour))
+	w.usage.Processes.EndLingering(time.Now().Add(24 * time.Hour))
 	for _, c := range w.cards {
 		if w.host.HasVanished(c.Address) {
 			w.host.ReturnFunction(c.Address, nil)
@@ -125,7 +125,7 @@ func (w *World) converge() {
 		driver, _ := w.host.Driver(address)
 		return driver == ""
 	})
-	unrecorded := w.wiped && slices.ContainsFunc(w.machine.Allowed.Rebind, func(address string) bool {
+	unrecorded := w.damage.HasLostRecords() && slices.ContainsFunc(w.machine.Allowed.Rebind, func(address string) bool {
 		driver, _ := w.host.Driver(address)
 		return driver == kernel.VFIO && len(w.host.Group(address)) > 1
 	})
@@ -153,7 +153,7 @@ func (w *World) lastPods() bool {
 	if !w.awaitState(w.convergenceLimit(), w.allRun) || !w.checkMonitors() {
 		return false
 	}
-	if w.wiped && len(w.machine.Functions) > 0 {
+	if w.damage.HasLostRecords() && len(w.machine.Functions) > 0 {
 		// After a wipe, the agent has no record of functions that it bound to vfio. A claim may
 		// then have such a function as one that an administrator bound to vfio. After a reboot the
 		// function is not under vfio, and the claim is refused.
@@ -207,10 +207,10 @@ func (w *World) lastOf() (pods []*cluster.Pod) {
 		if len(w.machine.Functions) > 0 {
 			silicon = passthrough.UnitOf(&d.Device)
 		}
-		if driver, _ := w.host.Driver(w.addressOf(name)); w.wiped && driver == kernel.VFIO && silicon == name {
+		if driver, _ := w.host.Driver(w.machine.FunctionAddress(name)); w.damage.HasLostRecords() && driver == kernel.VFIO && silicon == name {
 			// The agent has no record that it bound the virtual function to vfio. It offers the
 			// functions of the group as one unit, as if an administrator had bound them to vfio.
-			silicon = w.host.Group(w.addressOf(name))[0]
+			silicon = w.host.Group(w.machine.FunctionAddress(name))[0]
 		}
 		if d.Shareable || taken[silicon] || silicon == d.Silicon() && d.PartOf != nil && len(d.PartOf.Counters) == 0 {
 			continue
@@ -239,7 +239,7 @@ func (w *World) lastOf() (pods []*cluster.Pod) {
 // missingFile returns an error text if a file of a container's claim is missing, or if a file
 // belongs to no claim.
 func (w *World) missingFile() string {
-	if w.lost || w.wiped {
+	if w.damage.MayLackFiles() {
 		return ""
 	}
 	prepared, forgotten := w.kubelet.PreparedClaims(), w.kubelet.ForgottenClaims()
@@ -251,7 +251,7 @@ func (w *World) missingFile() string {
 			if len(ids) == 0 {
 				continue
 			}
-			for _, file := range []string{agents.CDIRoot + "/chandler.dev-claim_" + string(uid) + ".json", w.recordOf(uid)} {
+			for _, file := range []string{agents.SpecFile(uid), agents.RecordFile(uid)} {
 				if _, there := w.disk.FileContent(file); !there && w.kubelet.HasClaim(c, uid) {
 					return fmt.Sprintf("pod %s runs, and %s is missing", c.Pod, file)
 				}

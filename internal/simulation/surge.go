@@ -9,6 +9,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/agents"
+	"chandler.dev/internal/simulation/usage"
 )
 
 // surgeAgent starts another agent, and ends the first a while later.
@@ -41,7 +42,7 @@ func (w *World) surgeWrong() bool {
 	old := w.living[0]
 	settings := w.settings // as the first agent has stored them in a file
 	if w.random.IntN(3) == 0 {
-		w.markUnsure(2 * learn) // the new agent hands over nothing
+		w.usage.Processes.MarkUnsure(2 * usage.LearnTime) // the new agent hands over nothing
 		// Settings that agents read only at their start stay unchanged.
 		settings = agent.Settings{Passthrough: settings.Passthrough, VirtualFunctions: settings.VirtualFunctions, Rules: &rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is invalid"}}
 	}

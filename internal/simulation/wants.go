@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -14,6 +13,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/reclaim"
 	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/machine"
 )
@@ -57,6 +57,28 @@ func (w *World) drawConfiguration() {
 	w.history.Log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q, attributes %v", w.mode, shared, excluded, handover, r.Attributes)
 }
 
+// drawReclaim draws the reclaim rules. Only devices of machines made for simulations can be reset.
+func (w *World) drawReclaim() (all []discovery.Selection[reclaim.Rule]) {
+	reclaims := w.random.IntN(3) == 0
+	w.usage.Processes.SetReclaim(reclaims)
+	if !reclaims {
+		return nil
+	}
+	if w.machine.Resets && w.random.IntN(2) == 0 {
+		w.mu.Lock()
+		w.resets = true
+		w.mu.Unlock()
+		rule := discovery.Selection[reclaim.Rule]{Expression: "functions", Value: reclaim.Rule{Reset: true}, Selects: func(d discovery.Device) (bool, error) {
+			return d.Attributes.String("kind") != "nic" && d.Attributes.String("function") != "virtual", nil // their functions have no way to be reset
+		}}
+		if w.random.IntN(2) == 0 {
+			rule.Value.Methods = []string{"flr"}
+		}
+		all = append(all, rule)
+	}
+	return append(all, discovery.Selection[reclaim.Rule]{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }})
+}
+
 // wantedForm returns the devices with the present configuration.
 func (w *World) wantedForm() machine.Form { return w.forms[len(w.forms)-1] }
 
@@ -84,7 +106,7 @@ func (w *World) changeConfig() bool {
 		return false
 	}
 	w.drawConfiguration()
-	w.forgetNumbers() // of an agent before its first scan
+	w.usage.Parts.ForgetNumbers() // of an agent before its first scan
 	w.tell(agent.Change{Settings: w.settings})
 	w.history.CountFault("configChanged")
 	return true
@@ -159,7 +181,7 @@ func (w *World) checkPublished() string {
 				joined[d.Name] = capacity.Value()
 				continue
 			}
-			name, share := shareStem(d.Name)
+			name, share := machine.ShareStem(d.Name)
 			usable[name], shared[name] = len(taintsOf(d)) == 0, share
 		}
 	}
@@ -250,12 +272,6 @@ func (w *World) checkCompeting(published map[string]bool) string {
 		}
 	}
 	return ""
-}
-
-// shareStem returns the device behind a name in slices, and whether the name is that of a share.
-func shareStem(name string) (device string, share bool) {
-	device, _, share = strings.Cut(name, "-share-")
-	return device, share
 }
 
 // checkListed describes missing or surplus device plugin IDs in the kubelet, while no pod has any.

@@ -20,12 +20,14 @@ import (
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/cluster"
+	"chandler.dev/internal/simulation/damage"
 	"chandler.dev/internal/simulation/disk"
 	"chandler.dev/internal/simulation/history"
 	"chandler.dev/internal/simulation/kernel"
 	"chandler.dev/internal/simulation/kubelet"
 	"chandler.dev/internal/simulation/machine"
 	"chandler.dev/internal/simulation/supervisor"
+	"chandler.dev/internal/simulation/usage"
 )
 
 const (
@@ -66,24 +68,14 @@ type World struct {
 	agents *agents.Node
 	living []*agents.Agent // the agents that were not killed or ended by the simulation
 
-	handsOver  bool            // the administrator enables reclaim
-	handsSince time.Time       // the time when all agents use the reclaim rules
-	disturbed  map[string]bool // functions that vanished in this boot, so that the kernel has lost their drivers
+	usage  *usage.Tracker // of the devices by containers
+	damage *damage.Damage // by faults
 
-	mu        sync.Mutex
-	touched   map[string]time.Time // by function: the last time that an agent began to take or return the function
-	handed    map[string]bool      // by function: agents have recorded a consumer since the function got its present name
-	apart     bool                 // the movable disk has left its group, and no consumer has requested the disk since
-	resets    bool                 // the administrator has ever enabled resets of functions
-	processes []*running
-	wiped     bool            // the agent's records were removed or damaged
-	swapped   bool            // a card was replaced by another
-	parted    map[string]bool // silicon with several functions that lost one of them
-	lost      bool            // specs may be missing that no record remains for
-	hurt      bool            // an agent died before it could write missing files
-	healed    time.Time
-	portions  map[portion]part
-	recorded  map[portion][]byte // the records of portions when an agent last had to learn the sizes from these records
+	mu      sync.Mutex
+	touched map[string]time.Time // by function: the last time that an agent began to take or return the function
+	handed  map[string]bool      // by function: agents have recorded a consumer since the function got its present name
+	apart   bool                 // the movable disk has left its group, and no consumer has requested the disk since
+	resets  bool                 // the administrator has ever enabled resets of functions
 
 	events  int
 	struck  int // faults
@@ -101,11 +93,11 @@ func NewWorld(seed uint64) *World {
 	w := &World{
 		seed: seed, random: rand.New(rand.NewPCG(seed, 1)),
 		history: history.New(), chance: chance.New(rand.New(rand.NewPCG(seed, 2))),
-		portions: make(map[portion]part), recorded: make(map[portion][]byte), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
-		touched: make(map[string]time.Time), handed: make(map[string]bool), disturbed: make(map[string]bool),
+		touched: make(map[string]time.Time), handed: make(map[string]bool), ongoing: make(map[string]*ongoing),
 		server: apiserver.New(),
 	}
 	w.configureNode()
+	w.damage = damage.New(w.machine, w.history, func() bool { return w.goesOn(diskFault) })
 	w.cluster = cluster.New(cluster.Config{
 		Node: nodeName, Minor: w.minor, Server: w.server, History: w.history, Random: w.random, Bindings: rand.New(rand.NewPCG(seed, 4)),
 		Down: w.isDown, Allocated: w.noteAllocation,
@@ -116,15 +108,15 @@ func NewWorld(seed uint64) *World {
 	w.supervisor = supervisor.New(supervisor.Config{
 		History: w.history, Chance: w.chance, Host: w.host, Disk: w.disk,
 		Dir: agents.StateDir + "/sharing-daemons/nvidia", Serves: w.machine.Daemons,
-		Boot: func() string { return w.boot }, Wiped: func() bool { return w.wiped },
+		Boot: func() string { return w.boot }, Wiped: w.damage.HasLostRecords,
 	})
 	w.supervisor.RestartProcess()
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
-		Pods: w.cluster.BoundPods, Start: w.startContainer, Done: w.cluster.PodDone, Log: w.history.Log,
+		Pods: w.cluster.BoundPods, Start: func(c *kubelet.Container) error { return w.usage.StartContainer(c) }, Done: w.cluster.PodDone, Log: w.history.Log,
 		Ended: func(c *kubelet.Container) {
 			w.history.Log("runtime: container of pod %s has ended", c.Pod)
-			w.endProcess(c)
+			w.usage.Processes.EndContainer(c)
 		},
 		Lacks: func(p *kubelet.Pod, resource, id string) {
 			if w.history.FaultCount("stateWiped") == 0 {
@@ -142,6 +134,12 @@ func NewWorld(seed uint64) *World {
 	w.host.Changed = w.agents.SendUevent
 	w.server.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	w.newBoot()
+	w.usage = usage.New(usage.Config{
+		Machine: w.machine, Host: w.host, Disk: w.disk, Server: w.server, Cluster: w.cluster, Kubelet: w.kubelet, Supervisor: w.supervisor,
+		Lock: &w.agents.Lock, Damage: w.damage, History: w.history, Chance: w.chance,
+		Boot: func() string { return w.boot }, Forms: func() []machine.Form { return w.forms }, CardOf: w.cardOf,
+	})
+	w.drawConfiguration()
 	return w
 }
 
@@ -151,7 +149,7 @@ func (w *World) newBoot() {
 	w.boot = fmt.Sprintf("boot-%02d", w.boots)
 }
 
-// configureNode draws the configuration of the node and the cluster.
+// configureNode draws the properties of the node and the cluster.
 func (w *World) configureNode() {
 	w.minor = chance.PickOne(w.random, 31, 34, 36, 37, 37)
 	w.server.Serve(w.minor >= 34)
@@ -163,7 +161,6 @@ func (w *World) configureNode() {
 	w.rescan = time.Duration(20+w.random.IntN(40)) * time.Second
 	w.server.SetFeatures(featuresOf(w.minor))
 	w.history.Log("seed %d: Kubernetes 1.%d, host %s, metadata %v, surges %v", w.seed, w.minor, w.machine.Name, w.metadata, w.surges)
-	w.drawConfiguration()
 }
 
 // featuresOf returns the default features of an API server of a version.
@@ -198,6 +195,12 @@ func (w *World) Run(steps int) {
 		w.converge()
 	}
 	w.end()
+}
+
+// check checks the invariants.
+func (w *World) check() {
+	w.checkCalls()
+	w.usage.Check()
 }
 
 func (w *World) isDown() bool {
@@ -250,7 +253,7 @@ func (w *World) end() {
 func (w *World) tendCluster() {
 	w.cluster.TendPods()
 	w.endFaults(time.Now())
-	w.reapProcesses(time.Now())
+	w.usage.Processes.EndLingering(time.Now())
 }
 
 // open returns the number of pods, without the agent's own.

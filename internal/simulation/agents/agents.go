@@ -41,6 +41,14 @@ const (
 	CDIRoot     = "/var/run/cdi"
 )
 
+// RecordFile returns the path of a claim's record.
+func RecordFile(claim types.UID) string { return StateDir + "/claims/" + string(claim) + ".record" }
+
+// SpecFile returns the path of a claim's CDI spec.
+func SpecFile(claim types.UID) string {
+	return CDIRoot + "/chandler.dev-claim_" + string(claim) + ".json"
+}
+
 // Watcher observes the agents. Any goroutine may call its methods.
 type Watcher interface {
 	// RecordRemoved is called before an agent of a boot removes the record of a claim.

@@ -115,6 +115,15 @@ func AddressIn(source string) string {
 	return found[len(found)-1]
 }
 
+// FunctionAddress returns the PCI address of a device, "" on a machine without functions.
+func (m *Machine) FunctionAddress(device string) string {
+	if len(m.Functions) == 0 {
+		return ""
+	}
+	d := m.Devices[device]
+	return AddressIn(d.Source)
+}
+
 // VirtualAddresses returns the addresses of the virtual functions on demand.
 func (a Allowed) VirtualAddresses() (addresses []string) {
 	for i := range VirtualFunctions {

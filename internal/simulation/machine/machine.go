@@ -257,6 +257,12 @@ func (m *Machine) DevicesNamed(name string) (devices []string) {
 	return devices
 }
 
+// ShareStem returns the device behind a name in slices, and whether the name is that of a share.
+func ShareStem(name string) (device string, share bool) {
+	device, _, share = strings.Cut(name, "-share-")
+	return device, share
+}
+
 // NodesOf returns the host paths of a device's nodes, without the leading slash.
 func NodesOf(d *rules.Offered) (paths []string) {
 	for _, n := range d.Edits.DeviceNodes {

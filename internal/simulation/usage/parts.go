@@ -1,4 +1,4 @@
-package simulation
+package usage
 
 import (
 	"bytes"
@@ -7,11 +7,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/simulation/agents"
+	"chandler.dev/internal/simulation/machine"
 )
 
 // part is the allocated fraction of each capacity of a device, from 0 to 1. Nil is the whole
@@ -40,6 +43,16 @@ func (p part) goesWith(other part) bool {
 	})
 }
 
+// add adds another part, and returns a capacity with a sum above the total, or "".
+func (p part) add(other part) (exceeded resourceapi.QualifiedName) {
+	for capacity, amount := range other {
+		if p[capacity] += amount; p[capacity] > 1.001 {
+			exceeded = capacity
+		}
+	}
+	return exceeded
+}
+
 // portion identifies a device of an allocation, or of a pod's device plugin ID.
 type portion struct {
 	claim  bool      // by DRA
@@ -48,10 +61,20 @@ type portion struct {
 	share  types.UID
 }
 
-// notePortions records the allocated part of each device, by the slices behind the allocation.
-func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
+// Parts are the sizes of the allocated portions, as far as agents can know them. Any goroutine may call its
+// methods.
+type Parts struct {
+	Config
+
+	mu      sync.Mutex
+	sizes   map[portion]part
+	records map[portion][]byte // the records of portions when an agent last had to learn the sizes from these records
+}
+
+// NoteAllocation records the allocated part of each device, by the slices behind the allocation.
+func (a *Parts) NoteAllocation(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
 	for _, r := range results {
-		if len(w.machine.DevicesNamed(r.Device)) > 0 {
+		if len(a.Machine.DevicesNamed(r.Device)) > 0 {
 			continue // a claim has the chosen devices whole
 		}
 		p, has := portion{claim: true, of: claim, device: r.Device}, part(nil)
@@ -67,19 +90,19 @@ func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceReques
 					switch {
 					case taken.IsZero():
 						continue // shares by number use no memory unless requested
-					case capacity == discovery.Shares && total.Value() != w.configuredShares(d.Name):
+					case capacity == discovery.Shares && total.Value() != a.configuredShares(d.Name):
 						continue
 					}
 					has[capacity] = taken.AsApproximateFloat64() / total.AsApproximateFloat64()
 				}
 			}
 		}
-		if device, numbered := shareStem(r.Device); numbered {
-			if has = (part{}); numberOf(device, of) == w.configuredShares(device) {
-				has[discovery.Shares] = 1 / float64(w.configuredShares(device))
+		if device, numbered := machine.ShareStem(r.Device); numbered {
+			if has = (part{}); numberOf(device, of) == a.configuredShares(device) {
+				has[discovery.Shares] = 1 / float64(a.configuredShares(device))
 			}
 		}
-		w.portionSize(p, has)
+		a.size(p, has)
 	}
 }
 
@@ -88,7 +111,7 @@ func numberOf(device string, in []*resourceapi.ResourceSlice) int64 {
 	names := make(map[string]bool)
 	for _, s := range in {
 		for i := range s.Spec.Devices {
-			if of, numbered := shareStem(s.Spec.Devices[i].Name); numbered && of == device {
+			if of, numbered := machine.ShareStem(s.Spec.Devices[i].Name); numbered && of == device {
 				names[s.Spec.Devices[i].Name] = true
 			}
 		}
@@ -98,68 +121,58 @@ func numberOf(device string, in []*resourceapi.ResourceSlice) int64 {
 
 // configuredShares returns the number of shares that the present configuration requests for a
 // device. An agent cannot determine the size of a share from slices with another number of shares.
-func (w *World) configuredShares(device string) int64 {
-	d := w.wantedForm()[device]
+func (a *Parts) configuredShares(device string) int64 {
+	d := a.wantedForm()[device]
 	return d.Shares()
 }
 
-// forgetNumbers records the claims with a size unknown to an agent that starts now or receives
+// ForgetNumbers records the claims with a size unknown to an agent that starts now or receives
 // another number of shares: claims that were allocated by number and not prepared in this boot. The
 // record of a prepared claim has the number, as long as the number does not change.
-func (w *World) forgetNumbers() {
-	w.mu.Lock()
-	all := maps.Clone(w.portions)
-	w.mu.Unlock()
+func (a *Parts) ForgetNumbers() {
+	a.mu.Lock()
+	all := maps.Clone(a.sizes)
+	a.mu.Unlock()
 	for p, has := range all {
 		if _, numbered := has[discovery.Shares]; !numbered || !p.claim {
 			continue
 		}
-		record, _ := w.disk.FileContent(w.recordOf(p.of))
-		if bytes.Contains(record, []byte(w.boot)) {
-			w.mu.Lock()
-			w.recorded[p] = record
-			w.mu.Unlock()
+		record, _ := a.Disk.FileContent(agents.RecordFile(p.of))
+		if bytes.Contains(record, []byte(a.Boot())) {
+			a.mu.Lock()
+			a.records[p] = record
+			a.mu.Unlock()
 		} else {
-			w.forgetSize(p)
+			a.forgetSize(p)
 		}
 	}
 }
 
 // markPrepared marks the size of a portion as unknown if an agent without the size has prepared the
 // claim again.
-func (w *World) markPrepared(p portion) {
-	w.mu.Lock()
-	before, told := w.recorded[p]
-	w.mu.Unlock()
-	if record, _ := w.disk.FileContent(w.recordOf(p.of)); told && !bytes.Equal(before, record) {
-		w.forgetSize(p)
+func (a *Parts) markPrepared(p portion) {
+	a.mu.Lock()
+	before, told := a.records[p]
+	a.mu.Unlock()
+	if record, _ := a.Disk.FileContent(agents.RecordFile(p.of)); told && !bytes.Equal(before, record) {
+		a.forgetSize(p)
 	}
 }
 
 // forgetSize marks the size of a portion as unknown.
-func (w *World) forgetSize(p portion) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.portions[p] = part{}
+func (a *Parts) forgetSize(p portion) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sizes[p] = part{}
 }
 
-// portionSize returns the size of a portion. The first recorded size stays.
-func (w *World) portionSize(p portion, has part) part {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if before, known := w.portions[p]; known {
+// size returns the size of a portion. The first recorded size stays.
+func (a *Parts) size(p portion, has part) part {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if before, known := a.sizes[p]; known {
 		return before
 	}
-	w.portions[p] = has
+	a.sizes[p] = has
 	return has
-}
-
-// add adds another part, and returns a capacity with a sum above the total, or "".
-func (p part) add(other part) (exceeded resourceapi.QualifiedName) {
-	for capacity, amount := range other {
-		if p[capacity] += amount; p[capacity] > 1.001 {
-			exceeded = capacity
-		}
-	}
-	return exceeded
 }
