@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"chandler.dev/internal/simulation/kernel"
 	"chandler.dev/internal/simulation/kubelet"
 	"chandler.dev/internal/simulation/machine"
 )
@@ -82,8 +83,14 @@ func (a *Processes) MarkUnsure(d time.Duration) {
 	}
 }
 
-// start starts the process of a container, which opens all its nodes.
+// start starts the process of a container, which opens all its nodes. If another card under its own
+// driver has replaced a function under vfio since the claim was prepared, the node of the function is
+// gone, and the process cannot open the card.
 func (a *Processes) start(c *kubelet.Container, uses []*use, nodes []string) {
+	uses = slices.DeleteFunc(slices.Clone(uses), func(u *use) bool {
+		driver, _ := a.Host.Driver(u.address)
+		return u.vfio && driver != kernel.VFIO
+	})
 	pod := a.Cluster.PodOf(c.Pod.UID)
 	known := a.isSettled() && (pod == nil || pod.Own) && !slices.ContainsFunc(uses, func(u *use) bool { return u.part != nil || u.open })
 	pid := a.Host.StartProcess("train", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+strings.ReplaceAll(string(c.Pod.UID), "-", "_")+".slice/cri-containerd-0.scope", nodes...)
