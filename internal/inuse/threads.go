@@ -39,8 +39,11 @@ func sharesFiles(host fs.FS) func(thread, other string) bool {
 // has its own number there, and /proc is of the namespace of all processes or of the namespace of
 // its first process.
 func isOwnProc(host fs.FS) bool {
-	own := strconv.Itoa(unix.Getpid())
-	if shown, err := fs.ReadLink(host, "proc/self"); err != nil || shown != own {
+	own, err := fs.ReadLink(host, "proc/self")
+	if err != nil {
+		return false
+	}
+	if shown, err := strconv.Atoi(own); err != nil || shown != unix.Getpid() {
 		return false
 	}
 	namespace, err := fs.ReadLink(host, path.Join("proc", own, "ns/pid"))
