@@ -35,10 +35,10 @@ type watcher struct{ *World }
 func (w watcher) RecordRemoved(file, boot string) { w.usage.CheckReallocated(file, boot) }
 
 // FileRenamed implements [agents.Watcher].
-func (w watcher) FileRenamed(file string) { w.noteRecord(file) }
+func (w watcher) FileRenamed(file string) { w.usage.Writes.NoteRecord(file) }
 
 // HostWritten implements [agents.Watcher].
-func (w watcher) HostWritten(name, value string) { w.judgeWrite(name, value) }
+func (w watcher) HostWritten(name, value string) { w.usage.Writes.CheckWrite(name, value) }
 
 // LockAcquired implements [agents.Watcher]. Records may have been wiped after the start of the agent.
 func (w watcher) LockAcquired() {

@@ -15,8 +15,8 @@ import (
 const diskFault = "fault of the disk"
 
 // diskFails makes some operations of the disk fail for a while, one in oneIn.
-func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op) bool) bool {
-	if w.goesOn(diskFault) {
+func diskFails(w *World, name string, with error, oneIn int, which func(disk.Op) bool) bool {
+	if w.lasting.goesOn(diskFault) {
 		return false
 	}
 	below := chance.PickOne(w.random, "/", "/", agents.KubeletRoot, agents.CDIRoot)
@@ -30,7 +30,7 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 		w.history.CountFault(name)
 		return with
 	})
-	w.startFault(diskFault, 40*time.Second, func() {
+	w.lasting.startFault(diskFault, 40*time.Second, func() {
 		w.disk.SetFault(nil)
 		w.damage.StartHealing()
 	})
@@ -38,8 +38,8 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 }
 
 // slowDisk makes operations of the disk take time, so that other operations run in between.
-func (w *World) slowDisk() bool {
-	if w.goesOn(diskFault) {
+func slowDisk(w *World) bool {
+	if w.lasting.goesOn(diskFault) {
 		return false
 	}
 	w.disk.SetFault(func(disk.Op, string) error {
@@ -49,13 +49,13 @@ func (w *World) slowDisk() bool {
 		}
 		return nil
 	})
-	w.startFault(diskFault, 40*time.Second, func() { w.disk.SetFault(nil) })
+	w.lasting.startFault(diskFault, 40*time.Second, func() { w.disk.SetFault(nil) })
 	return true
 }
 
 // wipeState removes the agent's directory and ends the agent's process, as an administrator may do
 // who considers the directory obsolete.
-func (w *World) wipeState() bool {
+func wipeState(w *World) bool {
 	if len(w.disk.Files(agents.StateDir)) == 0 || w.minor < 34 {
 		return false
 	}
@@ -70,7 +70,7 @@ func (w *World) wipeState() bool {
 	return true
 }
 
-func (w *World) wipeSpecs() bool {
+func wipeSpecs(w *World) bool {
 	if len(w.disk.Files(agents.CDIRoot)) == 0 {
 		return false
 	}
@@ -81,7 +81,7 @@ func (w *World) wipeSpecs() bool {
 	return true
 }
 
-func (w *World) damageRecord() bool {
+func damageRecord(w *World) bool {
 	records := w.disk.Files(agents.StateDir + "/claims")
 	if len(records) == 0 {
 		return false

@@ -3,7 +3,6 @@ package simulation
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -45,84 +44,71 @@ func faultKinds() []fault {
 
 func allFaults() []fault {
 	return []fault{
-		{"agentKilled", 6, (*World).killAgent},
-		{"agentKilledWriting", 10, func(w *World) bool { return w.killWriting(false) }},
-		{"agentRestarted", 4, (*World).restartAgent},
-		{"surge", 5, (*World).surgeAgent},
-		{"surgeWrong", 3, (*World).surgeWrong},
-		{"configChanged", 4, (*World).changeConfig},
-		{"configWrong", 1, (*World).wrongConfig},
-		{"configChangedAtStart", 3, (*World).restartChanged},
-		{"stateWiped", 1, (*World).wipeState},
+		{"agentKilled", 6, killAgent},
+		{"agentKilledWriting", 10, func(w *World) bool { return killWriting(w, false) }},
+		{"agentRestarted", 4, restartAgent},
+		{"surge", 5, surgeAgent},
+		{"surgeWrong", 3, surgeWrong},
+		{"configChanged", 4, changeConfig},
+		{"configWrong", 1, wrongConfig},
+		{"configChangedAtStart", 3, restartChanged},
+		{"stateWiped", 1, wipeState},
 		{"reboot", 3, func(w *World) bool { return w.reboot(false) }},
 		{"powerLost", 6, func(w *World) bool { return w.reboot(true) }},
-		{"powerLostWriting", 8, func(w *World) bool { return w.killWriting(true) }},
-		{"kubeletRestarted", 5, (*World).restartKubelet},
-		{"kubeletDown", 2, (*World).stopKubelet},
-		{"draCheckpointLost", 2, func(w *World) bool { return w.loseCheckpoints(true, false) }},
-		{"classicCheckpointLost", 2, func(w *World) bool { return w.loseCheckpoints(false, true) }},
-		{"forceDelete", 8, (*World).forceDelete},
-		{"claimReallocated", 6, (*World).reallocate},
-		{"deletedWhilePrepared", 4, (*World).deletePrepared},
-		{"joinedWhileEnding", 4, (*World).joinEnding},
-		{"podUnseen", 0, (*World).podUnseen},       // with -often alone
-		{"kubeletAlone", 0, (*World).kubeletAlone}, // with -often alone
-		{"apiDown", 3, (*World).apiDown},
-		{"apiSlow", 2, (*World).apiSlow},
-		{"apiThrottles", 3, (*World).apiThrottles},
-		{"apiConflicts", 3, (*World).apiConflicts},
-		{"apiForbids", 2, (*World).apiForbids},
+		{"powerLostWriting", 8, func(w *World) bool { return killWriting(w, true) }},
+		{"kubeletRestarted", 5, restartKubelet},
+		{"kubeletDown", 2, stopKubelet},
+		{"draCheckpointLost", 2, func(w *World) bool { return loseCheckpoints(w, true, false) }},
+		{"classicCheckpointLost", 2, func(w *World) bool { return loseCheckpoints(w, false, true) }},
+		{"forceDelete", 8, forceDelete},
+		{"claimReallocated", 6, reallocateClaim},
+		{"deletedWhilePrepared", 4, deletePrepared},
+		{"joinedWhileEnding", 4, joinEnding},
+		{"podUnseen", 0, podUnseen},       // with -often alone
+		{"kubeletAlone", 0, kubeletAlone}, // with -often alone
+		{"apiDown", 3, apiDown},
+		{"apiSlow", 2, apiSlow},
+		{"apiThrottles", 3, apiThrottles},
+		{"apiConflicts", 3, apiConflicts},
+		{"apiForbids", 2, apiForbids},
 		{"watchesEnd", 2, func(w *World) bool { w.server.EndWatches(); w.history.CountFault("watchesEnd"); return true }},
-		{"listsStale", 3, (*World).listsStale},
-		{"schedulerBehind", 3, (*World).schedulerBehind},
-		{"schedulerRestarted", 2, (*World).restartScheduler},
-		{"fieldsDropped", 2, (*World).dropFields},
-		{"nodeDeleted", 1, (*World).deleteNode},
-		{"slicesDeleted", 2, (*World).deleteSlices},
-		{"diskSlow", 6, (*World).slowDisk},
-		{"diskFull", 6, func(w *World) bool { return w.diskFails("diskFull", syscall.ENOSPC, 2, isWrite) }},
-		{"readsFail", 3, func(w *World) bool { return w.diskFails("readsFail", syscall.EIO, 3, isRead) }},
-		{"writesFail", 5, func(w *World) bool { return w.diskFails("writesFail", syscall.EIO, 3, isWrite) }},
-		{"syncsFail", 5, func(w *World) bool { return w.diskFails("syncsFail", syscall.EIO, 2, isSync) }},
-		{"readOnly", 3, func(w *World) bool { return w.diskFails("readOnly", syscall.EROFS, 1, disk.Op.ChangesDisk) }},
-		{"specsWiped", 2, (*World).wipeSpecs},
-		{"recordDamaged", 2, (*World).damageRecord},
-		{"deviceVanishes", 4, (*World).vanishCard},
-		{"deviceReturns", 4, (*World).comeBack},
-		{"deviceSwapped", 2, (*World).swap},
-		{"nodesRenumbered", 3, (*World).renumberCards},
-		{"groupChanges", 1, (*World).moveGroup},
-		{"numbersReassigned", 4, (*World).reassignCards},
+		{"listsStale", 3, listsStale},
+		{"schedulerBehind", 3, schedulerBehind},
+		{"schedulerRestarted", 2, restartScheduler},
+		{"fieldsDropped", 2, dropFields},
+		{"nodeDeleted", 1, deleteNode},
+		{"slicesDeleted", 2, deleteSlices},
+		{"diskSlow", 6, slowDisk},
+		{"diskFull", 6, func(w *World) bool { return diskFails(w, "diskFull", syscall.ENOSPC, 2, isWrite) }},
+		{"readsFail", 3, func(w *World) bool { return diskFails(w, "readsFail", syscall.EIO, 3, isRead) }},
+		{"writesFail", 5, func(w *World) bool { return diskFails(w, "writesFail", syscall.EIO, 3, isWrite) }},
+		{"syncsFail", 5, func(w *World) bool { return diskFails(w, "syncsFail", syscall.EIO, 2, isSync) }},
+		{"readOnly", 3, func(w *World) bool { return diskFails(w, "readOnly", syscall.EROFS, 1, disk.Op.ChangesDisk) }},
+		{"specsWiped", 2, wipeSpecs},
+		{"recordDamaged", 2, damageRecord},
+		{"deviceVanishes", 4, vanishCard},
+		{"deviceReturns", 4, returnCard},
+		{"deviceSwapped", 2, swapCard},
+		{"nodesRenumbered", 3, renumberCards},
+		{"groupChanges", 1, moveGroup},
+		{"numbersReassigned", 4, reassignCards},
 		{"anotherPlugin", 0, nil}, // strikes before the start
-		{"unreadable", 3, (*World).sickenCard},
-		{"readHangs", 2, (*World).hangCard},
+		{"unreadable", 3, sickenCard},
+		{"readHangs", 2, hangCard},
 		{"processLingers", 0, nil}, // strikes when containers end
-		{"agentKilledChanging", 6, (*World).killChanging},
-		{"hostUses", 4, (*World).hostUses},
-		{"driverRefuses", 3, (*World).driverRefuses},
-		{"writesHang", 2, (*World).writesHang},
-		{"supervisorKilled", 3, (*World).killSupervisor},
-		{"daemonDies", 4, (*World).killDaemon},
-		{"modesRefused", 2, (*World).modesRefused},
+		{"agentKilledChanging", 6, killChanging},
+		{"hostUses", 4, hostUses},
+		{"driverRefuses", 3, driverRefuses},
+		{"writesHang", 2, writesHang},
+		{"supervisorKilled", 3, killSupervisor},
+		{"daemonDies", 4, killDaemon},
+		{"modesRefused", 2, modesRefused},
 	}
 }
 
 func isWrite(op disk.Op) bool { return op == disk.Create || op == disk.Write || op == disk.MakeDir }
 func isRead(op disk.Op) bool  { return op == disk.Read || op == disk.List }
 func isSync(op disk.Op) bool  { return op == disk.Sync || op == disk.SyncDir }
-
-// startFault makes a fault last for a random time up to longest, and then calls end.
-func (w *World) startFault(name string, longest time.Duration, end func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ongoing[name] = &ongoing{time.Now().Add(time.Duration(w.random.Int64N(int64(longest)))), end}
-}
-
-func (w *World) goesOn(name string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.ongoing[name] != nil
-}
 
 // clean drops agents that have ended from w.living.
 func (w *World) clean() {
@@ -141,7 +127,7 @@ func (w *World) keepAgent() {
 	}
 }
 
-func (w *World) killAgent() bool {
+func killAgent(w *World) bool {
 	w.clean()
 	if len(w.living) == 0 {
 		return false
@@ -154,7 +140,7 @@ func (w *World) killAgent() bool {
 }
 
 // killWriting lets an agent be killed before a change of the disk, alone or by a loss of power.
-func (w *World) killWriting(power bool) bool {
+func killWriting(w *World, power bool) bool {
 	w.clean()
 	if len(w.living) == 0 {
 		return false
@@ -166,7 +152,7 @@ func (w *World) killWriting(power bool) bool {
 	return true
 }
 
-func (w *World) restartAgent() bool {
+func restartAgent(w *World) bool {
 	w.clean()
 	if len(w.living) != 1 {
 		return false
@@ -215,20 +201,13 @@ func (w *World) reboot(powerLost bool) bool {
 	}
 	w.newBoot()
 	w.rebootHost()
-	w.endOngoing("kubeletDown", "surge", wrongSurge)
+	w.lasting.dropFaults("kubeletDown", "surge", wrongSurge)
 	w.kubelet.StartKubelet()
 	w.startAgent()
 	return true
 }
 
-// endOngoing ends faults early, without calling their end functions.
-func (w *World) endOngoing(names ...string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	maps.DeleteFunc(w.ongoing, func(name string, _ *ongoing) bool { return slices.Contains(names, name) })
-}
-
-func (w *World) restartKubelet() bool {
+func restartKubelet(w *World) bool {
 	if !w.kubelet.IsUp() {
 		return false
 	}
@@ -241,25 +220,25 @@ func (w *World) restartKubelet() bool {
 
 // kubeletAlone restarts the kubelet while the API server is down. Until the API server answers, the
 // kubelet lists only static pods.
-func (w *World) kubeletAlone() bool {
-	if !w.kubelet.IsUp() || !w.apiDown() {
+func kubeletAlone(w *World) bool {
+	if !w.kubelet.IsUp() || !apiDown(w) {
 		return false
 	}
 	w.history.CountFault("kubeletAlone")
-	return w.restartKubelet()
+	return restartKubelet(w)
 }
 
-func (w *World) stopKubelet() bool {
+func stopKubelet(w *World) bool {
 	if !w.kubelet.IsUp() {
 		return false
 	}
 	w.kubelet.StopKubelet()
-	w.startFault("kubeletDown", time.Minute, w.kubelet.StartKubelet)
+	w.lasting.startFault("kubeletDown", time.Minute, w.kubelet.StartKubelet)
 	w.history.CountFault("kubeletDown")
 	return true
 }
 
-func (w *World) loseCheckpoints(dra, classic bool) bool {
+func loseCheckpoints(w *World, dra, classic bool) bool {
 	if !w.kubelet.IsUp() {
 		return false
 	}
@@ -278,7 +257,7 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 	return true
 }
 
-func (w *World) forceDelete() bool {
+func forceDelete(w *World) bool {
 	if w.isDown() {
 		return false
 	}
@@ -290,15 +269,15 @@ func (w *World) forceDelete() bool {
 	return false
 }
 
-// reallocate allocates a claim again while a container keeps running with the claim's earlier
+// reallocateClaim allocates a claim again while a container keeps running with the claim's earlier
 // devices: the pod is deleted by force, another claim has the device for a moment, and a restarted
 // kubelet prepares the claim again.
-func (w *World) reallocate() bool {
+func reallocateClaim(w *World) bool {
 	p := w.cluster.PickPod(func(p *cluster.Pod) bool { return p.Bound && !p.Own && p.Stubborn })
 	if p == nil || w.isDown() || !w.kubelet.IsUp() {
 		return false
 	}
-	w.makeRoom()
+	makeRoom(w)
 	before := w.server.Claim(cluster.Namespace, p.Claims[0]).DeepCopy()
 	w.cluster.DeletePod(p, true)
 	if before.Status.Allocation == nil || w.server.Claim(cluster.Namespace, before.Name).Status.Allocation != nil {
@@ -322,8 +301,8 @@ func (w *World) reallocate() bool {
 
 // deletePrepared deletes a pod by force while a slow disk delays its claim, and starts another pod
 // that may get the device.
-func (w *World) deletePrepared() bool {
-	if w.isDown() || w.goesOn(diskFault) || !w.offersDRA() {
+func deletePrepared(w *World) bool {
+	if w.isDown() || w.lasting.goesOn(diskFault) || !w.offersDRA() {
 		return false
 	}
 	w.disk.SetFault(func(op disk.Op, file string) error {
@@ -332,7 +311,7 @@ func (w *World) deletePrepared() bool {
 		}
 		return nil
 	})
-	w.startFault(diskFault, 5*time.Second, func() { w.disk.SetFault(nil) })
+	w.lasting.startFault(diskFault, 5*time.Second, func() { w.disk.SetFault(nil) })
 	one, other := w.cluster.NewPod("pod"), w.cluster.NewPod("pod")
 	for _, p := range []*cluster.Pod{one, other} {
 		p.Claims = []string{p.Name + "-claim-0"}
@@ -351,8 +330,8 @@ func (w *World) deletePrepared() bool {
 // joinEnding lets a pod join a claim whose Unprepare fails at least twice, because the disk fails
 // all removals for a while. Kubelets up to 1.36 start the pod without another call, since the claim
 // counts as prepared (see [kubelet.Container]).
-func (w *World) joinEnding() bool {
-	if w.isDown() || w.goesOn(diskFault) || !w.offersDRA() || !w.kubelet.IsUp() {
+func joinEnding(w *World) bool {
+	if w.isDown() || w.lasting.goesOn(diskFault) || !w.offersDRA() || !w.kubelet.IsUp() {
 		return false
 	}
 	name := fmt.Sprintf("joined-%d", w.cluster.PodCount())
@@ -371,7 +350,7 @@ func (w *World) joinEnding() bool {
 		}
 		return syscall.EIO
 	})
-	w.startFault(diskFault, 20*time.Second, func() {
+	w.lasting.startFault(diskFault, 20*time.Second, func() {
 		w.disk.SetFault(nil)
 		w.damage.StartHealing()
 	})
@@ -386,18 +365,18 @@ func (w *World) joinEnding() bool {
 
 // podUnseen lets a pod of a PodGroup run while no agent can ask the API server for the UID of the
 // pod, so that its processes are unknown. One of them outlives the container by a minute.
-func (w *World) podUnseen() bool {
-	if w.minor < 37 || w.isDown() || !w.offersDRA() || !w.kubelet.IsUp() || !w.usage.Processes.Reclaims() || !w.isReset() {
+func podUnseen(w *World) bool {
+	if w.minor < 37 || w.isDown() || !w.offersDRA() || !w.kubelet.IsUp() || !w.usage.Processes.Reclaims() || !w.usage.Writes.AllowsResets() {
 		return false
 	}
-	w.makeRoom()
+	makeRoom(w)
 	p := w.cluster.NewPod("pod")
 	p.Own, p.Claims, p.Group = false, []string{p.Name + "-claim"}, p.Name+"-group"
 	p.Stubborn, p.Life, p.Lingers = false, 5*time.Second, time.Minute
 	w.server.Put(cluster.NewClaim(p.Claims[0], 1))
 	w.cluster.SubmitPod(p)
 	time.Sleep(w.chance.UpTo(2 * time.Second))
-	if p.Bound && w.apiDown() {
+	if p.Bound && apiDown(w) {
 		time.Sleep(p.Life + p.Lingers) // until an agent would reset the device
 		w.history.CountFault("podUnseen")
 	}
@@ -405,7 +384,7 @@ func (w *World) podUnseen() bool {
 }
 
 // makeRoom ends a pod that alone has its claims.
-func (w *World) makeRoom() {
+func makeRoom(w *World) {
 	if room := w.cluster.PickPod(func(room *cluster.Pod) bool { return room.Bound && room.Own && len(room.Claims) > 0 }); room != nil {
 		w.cluster.DeletePod(room, false)
 		time.Sleep(room.Grace + time.Second)
@@ -413,18 +392,18 @@ func (w *World) makeRoom() {
 	}
 }
 
-// setFault makes the API server answer calls of the agent with a fault.
-func (w *World) setFault(name string, longest time.Duration, f apiserver.Fault) bool {
-	if slices.ContainsFunc([]string{"apiDown", "apiSlow", "apiThrottles", "apiConflicts", "apiForbids"}, w.goesOn) {
+// failCalls makes the API server answer calls of the agent with a fault.
+func failCalls(w *World, name string, longest time.Duration, f apiserver.Fault) bool {
+	if slices.ContainsFunc([]string{"apiDown", "apiSlow", "apiThrottles", "apiConflicts", "apiForbids"}, w.lasting.goesOn) {
 		return false
 	}
 	w.server.SetFault(f)
-	w.startFault(name, longest, func() { w.server.SetFault(nil) })
+	w.lasting.startFault(name, longest, func() { w.server.SetFault(nil) })
 	return true
 }
 
-func (w *World) apiDown() bool {
-	done := w.setFault("apiDown", 90*time.Second, func(context.Context, apiserver.Call) error {
+func apiDown(w *World) bool {
+	done := failCalls(w, "apiDown", 90*time.Second, func(context.Context, apiserver.Call) error {
 		w.history.CountFault("apiDown")
 		return apiserver.ErrDown
 	})
@@ -434,8 +413,8 @@ func (w *World) apiDown() bool {
 	return done
 }
 
-func (w *World) apiSlow() bool {
-	return w.setFault("apiSlow", 30*time.Second, func(ctx context.Context, _ apiserver.Call) error {
+func apiSlow(w *World) bool {
+	return failCalls(w, "apiSlow", 30*time.Second, func(ctx context.Context, _ apiserver.Call) error {
 		w.history.CountFault("apiSlow")
 		select {
 		case <-ctx.Done():
@@ -446,8 +425,8 @@ func (w *World) apiSlow() bool {
 	})
 }
 
-func (w *World) apiThrottles() bool {
-	return w.setFault("apiThrottles", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
+func apiThrottles(w *World) bool {
+	return failCalls(w, "apiThrottles", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
 		if !w.chance.OneIn(2) {
 			return nil
 		}
@@ -459,8 +438,8 @@ func (w *World) apiThrottles() bool {
 	})
 }
 
-func (w *World) apiConflicts() bool {
-	return w.setFault("apiConflicts", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
+func apiConflicts(w *World) bool {
+	return failCalls(w, "apiConflicts", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
 		if call.Verb != "update" && call.Verb != "apply" && call.Verb != "delete" || !w.chance.OneIn(2) {
 			return nil
 		}
@@ -469,8 +448,8 @@ func (w *World) apiConflicts() bool {
 	})
 }
 
-func (w *World) apiForbids() bool {
-	return w.setFault("apiForbids", 40*time.Second, func(_ context.Context, call apiserver.Call) error {
+func apiForbids(w *World) bool {
+	return failCalls(w, "apiForbids", 40*time.Second, func(_ context.Context, call apiserver.Call) error {
 		if call.Resource == "nodes" || call.Resource == "pods" {
 			return nil
 		}
@@ -479,28 +458,28 @@ func (w *World) apiForbids() bool {
 	})
 }
 
-func (w *World) listsStale() bool {
-	if w.goesOn("listsStale") {
+func listsStale(w *World) bool {
+	if w.lasting.goesOn("listsStale") {
 		return false
 	}
 	w.server.FreezeLists()
-	w.startFault("listsStale", 40*time.Second, w.server.ThawLists)
+	w.lasting.startFault("listsStale", 40*time.Second, w.server.ThawLists)
 	w.history.CountFault("listsStale")
 	return true
 }
 
-func (w *World) schedulerBehind() bool {
-	if w.goesOn("schedulerBehind") {
+func schedulerBehind(w *World) bool {
+	if w.lasting.goesOn("schedulerBehind") {
 		return false
 	}
 	w.cluster.Lag = int64(1 + w.random.IntN(30))
-	w.startFault("schedulerBehind", 30*time.Second, func() { w.cluster.Lag = 0 })
+	w.lasting.startFault("schedulerBehind", 30*time.Second, func() { w.cluster.Lag = 0 })
 	w.history.CountFault("schedulerBehind")
 	return true
 }
 
 // dropFields gives the API server the features of another version.
-func (w *World) dropFields() bool {
+func dropFields(w *World) bool {
 	minor := chance.PickOne(w.random, 34, 35, 36, 37)
 	w.history.Log("the API server keeps the fields of Kubernetes 1.%d", minor)
 	w.setFeatures(featuresOf(minor))
@@ -516,7 +495,7 @@ func (w *World) setFeatures(f apiserver.Features) {
 	w.server.SetFeatures(f)
 }
 
-func (w *World) deleteNode() bool {
+func deleteNode(w *World) bool {
 	if w.isDown() {
 		return false
 	}
@@ -527,7 +506,7 @@ func (w *World) deleteNode() bool {
 	return true
 }
 
-func (w *World) deleteSlices() bool {
+func deleteSlices(w *World) bool {
 	if w.server.DeleteSlices(nodeName) == 0 {
 		return false
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -45,83 +44,8 @@ func (w *World) specifyFunction(claim *resourceapi.ResourceClaim, device *rules.
 	}
 }
 
-// judgeWrite fails if the administrator does not allow a write, or if the write takes a function
-// from a user.
-func (w *World) judgeWrite(name, value string) {
-	a := kernel.ParseWrite(name, value)
-	may, taken := false, []string{a.Function}
-	switch a.Name {
-	case "sriov_numvfs":
-		may = a.Function == w.machine.Allowed.Creates
-		taken = nil
-		if value == "0" {
-			taken = w.host.VirtualFunctions(a.Function)
-		}
-	case "reset", "reset_method":
-		may = w.isReset()
-	default:
-		may = slices.Contains(w.machine.Allowed.Rebind, a.Function)
-	}
-	if !may {
-		w.history.Fail("%q is written to %s, which the administrator does not allow", value, name)
-	}
-	if a.Name == "driver_override" {
-		lost := w.damage.HasLostRecords()
-		w.mu.Lock()
-		w.touched[a.Function] = time.Now()
-		apart := w.apart && !lost
-		w.mu.Unlock()
-		if apart && a.Function == machine.Movable && value == kernel.VFIO {
-			w.history.Fail("%s is bound to vfio for devices whose IOMMU group it has left", machine.Movable)
-		}
-	}
-	if a.Name == "reset" {
-		if w.machine.Reassigns && !w.damage.HasLostRecords() && !w.wasHanded(a.Function) {
-			w.history.Fail("%q is written to %s, which no consumer has had", value, name)
-		}
-		if who := w.usage.Processes.WithOpen(a.Function); who != "" {
-			w.history.Fail("%q is written to %s, and %s", value, name, who)
-		}
-	}
-	if a.Name != "unbind" && a.Name != "sriov_numvfs" && a.Name != "reset" {
-		return
-	}
-	for _, address := range taken {
-		if who := w.usage.UserOf(address, a.Driver); who != "" {
-			w.history.Fail("%q is written to %s, and %s", value, name, who)
-		}
-		for _, since := range w.host.OpenSince(address) {
-			if a.Name != "reset" && w.longOpen(address, since) {
-				w.history.Fail("%q is written to %s, and a process has had %s open since %s", value, name, address, since.Format(time.TimeOnly))
-			}
-		}
-	}
-}
-
-// isReset reports whether the administrator has ever enabled resets of functions.
-func (w *World) isReset() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.resets
-}
-
-func (w *World) wasHanded(address string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.handed[address]
-}
-
-// longOpen reports whether an agent that took a function must have seen the function open: the
-// agent checks before its first write, and no check is possible right before the second write.
-func (w *World) longOpen(address string, since time.Time) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	begun, now := w.touched[address], time.Now()
-	return since.Before(begun) || now.Sub(begun) > 30*time.Second && since.Before(now)
-}
-
-// asBefore returns an error text if a function without a user does not have its original state.
-func (w *World) asBefore() string {
+// changedFunction returns an error text if a function without a user does not have its original state.
+func changedFunction(w *World) string {
 	if w.damage.HasLostRecords() {
 		return ""
 	}
@@ -143,7 +67,7 @@ func (w *World) asBefore() string {
 		for _, address := range virtual {
 			own[address] = "igbvf"
 		}
-		if own[f.Address] == "nvme" && slices.ContainsFunc(w.group(f), offered) {
+		if own[f.Address] == "nvme" && slices.ContainsFunc(groupOf(w, f), offered) {
 			own[f.Address] = kernel.VFIO
 			made = true
 		}
@@ -168,8 +92,8 @@ func (w *World) asBefore() string {
 	return ""
 }
 
-// group returns the functions that go to vfio with a function.
-func (w *World) group(of kernel.Function) (addresses []string) {
+// groupOf returns the functions that go to vfio with a function.
+func groupOf(w *World, of kernel.Function) (addresses []string) {
 	for _, f := range w.machine.Functions {
 		if f.Group == of.Group {
 			addresses = append(addresses, f.Address)

@@ -2,7 +2,6 @@ package simulation
 
 import (
 	"bytes"
-	"path"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -18,16 +17,16 @@ import (
 	"chandler.dev/internal/simulation/machine"
 )
 
-// anyCard returns one of the machine's cards, and false if there are none.
-func (w *World) anyCard() (c machine.Card, found bool) {
+// pickCard returns one of the machine's cards, and false if there are none.
+func pickCard(w *World) (c machine.Card, found bool) {
 	if len(w.cards) == 0 {
 		return machine.Card{}, false
 	}
 	return chance.PickOne(w.random, w.cards...), true
 }
 
-func (w *World) vanishCard() bool {
-	c, found := w.anyCard()
+func vanishCard(w *World) bool {
+	c, found := pickCard(w)
 	if !found {
 		return false
 	}
@@ -42,7 +41,7 @@ func (w *World) vanishCard() bool {
 	return true
 }
 
-func (w *World) comeBack() bool {
+func returnCard(w *World) bool {
 	for _, c := range w.cards {
 		if w.host.HasVanished(c.Address) {
 			w.history.Log("card %s returns", c.Address)
@@ -56,9 +55,9 @@ func (w *World) comeBack() bool {
 	return false
 }
 
-// swap replaces a card by another of its kind.
-func (w *World) swap() bool {
-	c, found := w.anyCard()
+// swapCard replaces a card by another of its kind.
+func swapCard(w *World) bool {
+	c, found := pickCard(w)
 	if !found {
 		return false
 	}
@@ -90,7 +89,7 @@ func (w *World) swap() bool {
 }
 
 // renumberCards exchanges the nodes of two cards, as a reset of the bus may.
-func (w *World) renumberCards() bool {
+func renumberCards(w *World) bool {
 	if !w.machine.Renumbers {
 		return false
 	}
@@ -119,17 +118,17 @@ func (w *World) renumberCards() bool {
 }
 
 // moveGroup moves a disk to another IOMMU group: the group of two other disks, or back to its own.
-func (w *World) moveGroup() bool {
+func moveGroup(w *World) bool {
 	if len(w.machine.Allowed.Rebind) == 0 || w.host.HasVanished(machine.Movable) {
 		return false
 	}
 	joins := len(w.host.Group(machine.Movable)) == 1
 	if joins {
-		w.moveTo(4)
+		moveDisk(w, 4)
 		time.Sleep(time.Second) // an agent scans the host
 	}
 	if !joins || w.random.IntN(2) == 0 {
-		w.leaveGroup()
+		leaveGroup(w)
 	}
 	w.history.CountFault("groupChanges")
 	return true
@@ -138,12 +137,12 @@ func (w *World) moveGroup() bool {
 // leaveGroup moves the disk back to its own group, if possible while an agent prepares a claim for
 // another disk of the group. The agent has planned the work with the earlier group and is writing
 // the claim's record, which takes longer than the move.
-func (w *World) leaveGroup() {
-	if w.pluginOnly() || w.isDown() || w.goesOn(diskFault) {
-		w.moveTo(2)
+func leaveGroup(w *World) {
+	if w.pluginOnly() || w.isDown() || w.lasting.goesOn(diskFault) {
+		moveDisk(w, 2)
 		return
 	}
-	w.makeRoom()
+	makeRoom(w)
 	var writes atomic.Bool
 	w.disk.SetFault(func(op disk.Op, file string) error {
 		if op == disk.Create && strings.HasPrefix(file, agents.StateDir+"/claims/") && !writes.Swap(true) {
@@ -164,11 +163,11 @@ func (w *World) leaveGroup() {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	w.moveTo(2)
+	moveDisk(w, 2)
 	w.disk.SetFault(nil)
 }
 
-func (w *World) moveTo(group int) {
+func moveDisk(w *World, group int) {
 	c := machine.Card{Address: machine.Movable}
 	w.host.VanishFunction(c.Address)
 	w.damage.LoseDrivers(c)
@@ -178,7 +177,7 @@ func (w *World) moveTo(group int) {
 	w.host.MoveGroup(c.Address, group)
 	w.usage.LeaveGroup(c.Address)
 	w.host.ReturnFunction(c.Address, nil)
-	w.setApart(group == 2 && w.isApart())
+	w.usage.Writes.SetApart(group == 2 && isApart(w))
 	w.history.Log("disk %s is in IOMMU group %d", c.Address, group)
 	w.sendUevent()
 }
@@ -186,7 +185,7 @@ func (w *World) moveTo(group int) {
 // isApart reports whether an agent has no reason to bind the disk, which has left the group, to vfio:
 // the device plugin API does not offer the disk, no claim has it, and no agent has begun to bind the
 // functions of the group.
-func (w *World) isApart() bool {
+func isApart(w *World) bool {
 	for _, name := range w.disk.Files(agents.RunDir + "/journal/rebind") {
 		if data, _ := w.disk.FileContent(name); bytes.Contains(data, []byte(machine.Movable)) {
 			return false
@@ -195,18 +194,12 @@ func (w *World) isApart() bool {
 	claimed := slices.ContainsFunc(w.server.Claims(), func(claim *resourceapi.ResourceClaim) bool {
 		return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, machine.IsMovable)
 	})
-	return !claimed && w.mode == discovery.ModeDRA && w.kubelet.AllocatableDevices()["example.com/disk"] == 0 && !w.goesOn(diskFault)
-}
-
-func (w *World) setApart(apart bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.apart = apart
+	return !claimed && w.mode == discovery.ModeDRA && w.kubelet.AllocatableDevices()["example.com/disk"] == 0 && !w.lasting.goesOn(diskFault)
 }
 
 // reassignCards lets a driver find two cards in the other order: the cards return with each other's
 // names and nodes.
-func (w *World) reassignCards() bool {
+func reassignCards(w *World) bool {
 	if !w.machine.Reassigns {
 		return false
 	}
@@ -223,10 +216,7 @@ func (w *World) reassignCards() bool {
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
 	w.host.ExchangeFunctions(one.Address, other.Address, "hailo_chardev", append(slices.Clone(one.Nodes), other.Nodes...)...)
 	one.Nodes, other.Nodes = other.Nodes, one.Nodes
-	w.mu.Lock()
-	delete(w.handed, one.Address)
-	delete(w.handed, other.Address)
-	w.mu.Unlock()
+	w.usage.Writes.RenameFunctions(one.Address, other.Address)
 	w.host.ReturnFunction(one.Address, nil)
 	w.host.ReturnFunction(other.Address, nil)
 	w.history.Log("cards %s and %s have each other's names", one.Address, other.Address)
@@ -248,45 +238,33 @@ func (w *World) cardOf(device string) string {
 	return machine.AddressIn(d.Source)
 }
 
-// noteRecord records that an agent has written a consumer's record, after which the device may be
-// reset.
-func (w *World) noteRecord(file string) {
-	device, _, _ := strings.Cut(path.Base(file), ".")
-	if _, there := w.disk.FileContent(file); there || path.Dir(file) != agents.RunDir+"/journal/reclaim" {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.handed[w.cardOf(device)] = true
-}
-
-func (w *World) sickenCard() bool {
-	if w.goesOn("unreadable") {
+func sickenCard(w *World) bool {
+	if w.lasting.goesOn("unreadable") {
 		return false
 	}
-	c, found := w.anyCard()
+	c, found := pickCard(w)
 	if !found {
 		return false
 	}
 	w.history.Log("files of card %s cannot be read", c.Address)
 	w.host.MakeUnreadable(chance.PickOne(w.random, c.Address, c.Address+"/vendor", "/information"))
-	w.startFault("unreadable", 60*time.Second, func() { w.host.MakeUnreadable(""); w.sendUevent() })
+	w.lasting.startFault("unreadable", 60*time.Second, func() { w.host.MakeUnreadable(""); w.sendUevent() })
 	w.sendUevent()
 	w.history.CountFault("unreadable")
 	return true
 }
 
-func (w *World) hangCard() bool {
-	if w.goesOn("readHangs") {
+func hangCard(w *World) bool {
+	if w.lasting.goesOn("readHangs") {
 		return false
 	}
-	c, found := w.anyCard()
+	c, found := pickCard(w)
 	if !found {
 		return false
 	}
 	w.history.Log("reads of card %s hang", c.Address)
 	w.host.HangReads(c.Address)
-	w.startFault("readHangs", 40*time.Second, w.host.Release)
+	w.lasting.startFault("readHangs", 40*time.Second, w.host.Release)
 	w.sendUevent()
 	w.history.CountFault("readHangs")
 	return true

@@ -8,7 +8,7 @@ import (
 )
 
 // killChanging lets an agent be killed before one of its next changes of the host.
-func (w *World) killChanging() bool {
+func killChanging(w *World) bool {
 	w.clean()
 	if len(w.living) == 0 || len(w.machine.Functions) == 0 {
 		return false
@@ -21,9 +21,9 @@ func (w *World) killChanging() bool {
 }
 
 // hostUses makes the host use a function: a process opens a disk, or an interface is set up.
-func (w *World) hostUses() bool {
+func hostUses(w *World) bool {
 	const fault = "the host uses a function"
-	if len(w.machine.Functions) == 0 || w.goesOn(fault) {
+	if len(w.machine.Functions) == 0 || w.lasting.goesOn(fault) {
 		return false
 	}
 	f := chance.PickOne(w.random, w.machine.Functions...)
@@ -34,7 +34,7 @@ func (w *World) hostUses() bool {
 		}
 		w.history.Log("a process of the host has /%s open", node)
 		pid := w.host.StartProcess("mkfs", "/system.slice/mkfs.service", node)
-		w.startFault(fault, 40*time.Second, func() { w.host.Exit(pid) })
+		w.lasting.startFault(fault, 40*time.Second, func() { w.host.Exit(pid) })
 		w.history.CountFault("hostUses")
 		return true
 	}
@@ -47,32 +47,32 @@ func (w *World) hostUses() bool {
 		return false
 	}
 	w.history.Log("the interface of %s is set up", address)
-	w.startFault(fault, 40*time.Second, func() { w.host.SetUp(address, false) })
+	w.lasting.startFault(fault, 40*time.Second, func() { w.host.SetUp(address, false) })
 	w.history.CountFault("hostUses")
 	return true
 }
 
 // driverRefuses makes drivers fail for a while.
-func (w *World) driverRefuses() bool {
+func driverRefuses(w *World) bool {
 	const fault = "drivers fail"
-	if !w.machine.Resets || w.goesOn(fault) {
+	if !w.machine.Resets || w.lasting.goesOn(fault) {
 		return false
 	}
 	trouble := chance.PickOne(w.random, kernel.Trouble{Refuses: kernel.VFIO}, kernel.Trouble{Refuses: "nvme"}, kernel.Trouble{Refuses: "igbvf"}, kernel.Trouble{Fewer: true}, kernel.Trouble{Full: true}, kernel.Trouble{Resets: true})
 	w.history.Log("drivers fail: %+v", trouble)
 	w.host.SetTrouble(trouble)
-	w.startFault(fault, time.Minute, func() { w.host.SetTrouble(kernel.Trouble{}) })
+	w.lasting.startFault(fault, time.Minute, func() { w.host.SetTrouble(kernel.Trouble{}) })
 	w.history.CountFault("driverRefuses")
 	return true
 }
 
 // writesHang makes writes of attributes hang for a while.
-func (w *World) writesHang() bool {
-	if !w.machine.Resets || w.goesOn("writesHang") {
+func writesHang(w *World) bool {
+	if !w.machine.Resets || w.lasting.goesOn("writesHang") {
 		return false
 	}
 	w.host.HangWrites()
-	w.startFault("writesHang", 90*time.Second, w.host.ReleaseWrites)
+	w.lasting.startFault("writesHang", 90*time.Second, w.host.ReleaseWrites)
 	w.history.CountFault("writesHang")
 	return true
 }
@@ -89,7 +89,5 @@ func (w *World) rebootHost() {
 		}
 	}
 	w.usage.Processes.RebootHost()
-	w.mu.Lock()
-	clear(w.touched)
-	w.mu.Unlock()
+	w.usage.Writes.RebootHost()
 }

@@ -29,7 +29,7 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 		slow.Binding = time.Now().Add(cluster.LongestBinding)
 		w.cluster.SubmitPod(slow)
 		w.wants(discovery.ModeDevicePlugin, nil)
-		resource := w.machine.Devices[w.allocatedTo("slow")].Offers[0].Resource
+		resource := w.machine.Devices[allocatedTo(w, "slow")].Offers[0].Resource
 		for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.Devices))) {
 			p := w.cluster.NewPod("limits-" + n)
 			p.Requests = map[string]int{resource: 1}
@@ -41,7 +41,7 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 			t.Errorf("%d containers before the pod with the claim is bound, want %d", n, all-1)
 		}
 		w.runFor(5 * time.Minute)
-		if why := w.runs(slow); why != "" || len(w.kubelet.Containers()) != all {
+		if why := missingContainer(w, slow); why != "" || len(w.kubelet.Containers()) != all {
 			t.Errorf("%d containers, want %d; %s", len(w.kubelet.Containers()), all, why)
 		}
 		w.cluster.DeletePod(slow, false)
@@ -57,12 +57,12 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 }
 
 // allocatedTo returns the device that a claim is allocated.
-func (w *World) allocatedTo(claim string) string {
+func allocatedTo(w *World, claim string) string {
 	return w.server.Claim(cluster.Namespace, claim).Status.Allocation.Devices.Results[0].Device
 }
 
-// runs returns an error text if a pod has no container.
-func (w *World) runs(p *cluster.Pod) string {
+// missingContainer returns an error text if a pod has no container.
+func missingContainer(w *World, p *cluster.Pod) string {
 	for _, c := range w.kubelet.Containers() {
 		if c.Pod == p.Pod {
 			return ""

@@ -20,7 +20,7 @@ import (
 
 // addStrangers adds, on some nodes, pods that got devices from another plugin before the first
 // agent.
-func (w *World) addStrangers() {
+func addStrangers(w *World) {
 	if w.random.IntN(4) > 0 {
 		return
 	}
@@ -106,7 +106,7 @@ func (w *World) makeClaim(name string) {
 		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: requested}
 	}
 	w.specifyFunction(claim, nil)
-	w.specifyDaemon(claim)
+	specifyDaemon(w, claim)
 	w.server.Put(claim)
 }
 
@@ -121,7 +121,7 @@ func (w *World) makeMonitor(p *cluster.Pod) {
 }
 
 // restartScheduler restarts the scheduler.
-func (w *World) restartScheduler() bool {
+func restartScheduler(w *World) bool {
 	if !w.cluster.RestartScheduler() {
 		return false
 	}
@@ -132,7 +132,7 @@ func (w *World) restartScheduler() bool {
 // noteAllocation records devices that the scheduler has allocated to a claim.
 func (w *World) noteAllocation(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
 	if slices.ContainsFunc(results, machine.IsMovable) {
-		w.setApart(false)
+		w.usage.Writes.SetApart(false)
 	}
 	w.usage.Parts.NoteAllocation(claim, results, of)
 }

@@ -83,17 +83,17 @@ func TestNoListOfTheCluster(t *testing.T) {
 		"DRA": {discovery.ModeDRA, []situation{
 			{"start", 2 * time.Minute, 5, func(w *World) { w.startAgent() }},
 			{"rest", 4 * time.Hour, 20, func(*World) {}},
-			{"a claim", time.Minute, 5, func(w *World) { w.startsPod("first") }}, // 2, and lists of the pods of the node that happen to be due
-			{"its end", 2 * time.Minute, 2, func(w *World) { w.cluster.DeletePod(w.podNamed("first"), false) }},
+			{"a claim", time.Minute, 5, func(w *World) { startsPod(w, "first") }}, // 2, and lists of the pods of the node that happen to be due
+			{"its end", 2 * time.Minute, 2, func(w *World) { w.cluster.DeletePod(podNamed(w, "first"), false) }},
 			{"restart", 2 * time.Minute, 3, func(w *World) { w.replaceAgent(0) }},
-			{"a device fails", time.Minute, 10, func(w *World) { w.sickenCard() }},
+			{"a device fails", time.Minute, 10, func(w *World) { sickenCard(w) }},
 			{"it recovers", 5 * time.Minute, 10, func(*World) {}},
-			{"a device is replaced while a pod has another", 5 * time.Minute, 30, func(w *World) { w.startsPod("second"); w.swap() }},
+			{"a device is replaced while a pod has another", 5 * time.Minute, 30, func(w *World) { startsPod(w, "second"); swapCard(w) }},
 			{"changed sharing", 10 * time.Minute, 30, func(w *World) { w.wants(discovery.ModeDRA, w.machine.Sharings[len(w.machine.Sharings)-1]) }},
 			{"a move, while a claim has a device", time.Hour, 40, func(w *World) { w.wants(discovery.ModeDevicePlugin, nil) }},
-			{"the end of the claim", 10 * time.Minute, 15, func(w *World) { w.cluster.DeletePod(w.podNamed("second"), false) }},
+			{"the end of the claim", 10 * time.Minute, 15, func(w *World) { w.cluster.DeletePod(podNamed(w, "second"), false) }},
 			{"a move back", 10 * time.Minute, 6, func(w *World) { w.wants(discovery.ModeDRA, nil) }},
-			{"a record without a claim", time.Hour, 40, func(w *World) { w.startsPod("third"); w.damageRecord() }},
+			{"a record without a claim", time.Hour, 40, func(w *World) { startsPod(w, "third"); damageRecord(w) }},
 		}},
 		"device plugin API on a fresh node": {discovery.ModeDevicePlugin, []situation{
 			{"start", 2 * time.Minute, 8, func(w *World) { w.startAgent() }},
@@ -136,14 +136,14 @@ type situation struct {
 }
 
 // startsPod submits a pod with a claim for one device.
-func (w *World) startsPod(name string) {
+func startsPod(w *World, name string) {
 	p := w.cluster.NewPod(name)
 	p.Name, p.Grace, p.Stubborn, p.Claims = name, time.Second, false, []string{name}
 	w.server.Put(cluster.NewClaim(name, 1))
 	w.cluster.SubmitPod(p)
 }
 
-func (w *World) podNamed(name string) *cluster.Pod {
+func podNamed(w *World, name string) *cluster.Pod {
 	for _, p := range w.cluster.AllPods() {
 		if p.Name == name {
 			return p

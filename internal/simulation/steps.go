@@ -85,7 +85,7 @@ func (w *World) convergenceLimit() time.Duration {
 	switch {
 	case w.damage.HasLostRecords() || len(w.kubelet.ForgottenClaims()) > 0:
 		return sweepLimit
-	case w.featuresOutdated():
+	case featuresOutdated(w):
 		return askLimit
 	}
 	return convergeLimit
@@ -101,7 +101,7 @@ func (w *World) convergenceLimit() time.Duration {
 // The start of another agent changes nothing. An agent detects the features after it has acquired
 // the lock, and an agent with an invalid configuration may end before, while the first agent
 // continues.
-func (w *World) featuresOutdated() bool {
+func featuresOutdated(w *World) bool {
 	active, since := w.agents.Lock.Holder()
 	return active != nil && slices.Contains(w.living, active) && !active.IsDead() && !w.featuresChanged.Before(since)
 }
@@ -110,7 +110,7 @@ func (w *World) featuresOutdated() bool {
 // pods are gone, no remains of the pods.
 func (w *World) converge() {
 	w.history.Log("all faults end")
-	w.endFaults(time.Now().Add(24 * time.Hour))
+	w.lasting.endFaults(time.Now().Add(24 * time.Hour))
 	w.usage.Processes.EndLingering(time.Now().Add(24 * time.Hour))
 	for _, c := range w.cards {
 		if w.host.HasVanished(c.Address) {
@@ -118,7 +118,7 @@ func (w *World) converge() {
 		}
 	}
 	if len(w.host.Group(machine.Movable)) > 1 {
-		w.moveTo(2)
+		moveDisk(w, 2)
 	}
 	virtual := w.host.VirtualFunctions(w.machine.Allowed.Creates)
 	refused := slices.ContainsFunc(virtual, func(address string) bool {
@@ -139,7 +139,7 @@ func (w *World) converge() {
 	}
 	w.sendUevent()
 	w.kubelet.StartKubelet()
-	if w.awaitState(w.convergenceLimit(), w.checkPublished) && w.awaitState(sweepLimit, w.empty) && w.awaitState(w.convergenceLimit(), w.checkPublished) && w.lastPods() {
+	if w.awaitState(w.convergenceLimit(), checkPublished) && w.awaitState(sweepLimit, remainsOfPods) && w.awaitState(w.convergenceLimit(), checkPublished) && w.lastPods() {
 		w.history.Log("all is as it should be")
 	}
 }
@@ -147,10 +147,10 @@ func (w *World) converge() {
 // lastPods starts a pod for each physical device, and checks that all start, and that all start
 // again after a reboot, which may be a loss of power.
 func (w *World) lastPods() bool {
-	for _, p := range w.lastOf() {
+	for _, p := range newLastPods(w) {
 		w.cluster.SubmitPod(p)
 	}
-	if !w.awaitState(w.convergenceLimit(), w.allRun) || !w.checkMonitors() {
+	if !w.awaitState(w.convergenceLimit(), podNotRunning) || !monitorsRun(w) {
 		return false
 	}
 	if w.damage.HasLostRecords() && len(w.machine.Functions) > 0 {
@@ -160,12 +160,12 @@ func (w *World) lastPods() bool {
 		return true
 	}
 	w.reboot(w.random.IntN(2) == 0)
-	return w.awaitState(w.convergenceLimit(), w.allRun)
+	return w.awaitState(w.convergenceLimit(), podNotRunning)
 }
 
-// checkMonitors checks that a pod with admin access to all devices runs beside the pods that have
+// monitorsRun checks that a pod with admin access to all devices runs beside the pods that have
 // the devices.
-func (w *World) checkMonitors() bool {
+func monitorsRun(w *World) bool {
 	if w.pluginOnly() || !w.offersDRA() {
 		return true
 	}
@@ -176,11 +176,11 @@ func (w *World) checkMonitors() bool {
 	// The scheduler cannot allocate a claim for all devices if some devices compete for a counter,
 	// as functions of one IOMMU group do: admin access counts there, too
 	// (k8s.io/dynamic-resource-allocation 0.37, checkAvailableCounters).
-	if p.Bound && !w.awaitState(w.convergenceLimit(), w.allRun) {
+	if p.Bound && !w.awaitState(w.convergenceLimit(), podNotRunning) {
 		return false
 	}
 	w.cluster.DeletePod(p, false)
-	return w.awaitState(w.convergenceLimit(), func() string {
+	return w.awaitState(w.convergenceLimit(), func(w *World) string {
 		if w.cluster.PodOf(p.UID) != nil {
 			return fmt.Sprintf("pod %s has not ended", p)
 		}
@@ -188,8 +188,8 @@ func (w *World) checkMonitors() bool {
 	})
 }
 
-// allRun returns an error text if some pods do not run.
-func (w *World) allRun() string {
+// podNotRunning returns an error text if some pods do not run.
+func podNotRunning(w *World) string {
 	running := len(w.kubelet.Containers())
 	if all := len(w.cluster.AllPods()); running < all {
 		return fmt.Sprintf("of the last %d pods only %d run", all, running)
@@ -197,8 +197,8 @@ func (w *World) allRun() string {
 	return ""
 }
 
-// lastOf returns a pod for each physical device that one consumer has at a time.
-func (w *World) lastOf() (pods []*cluster.Pod) {
+// newLastPods returns a pod for each physical device that one consumer has at a time.
+func newLastPods(w *World) (pods []*cluster.Pod) {
 	wanted := w.wantedForm()
 	taken := make(map[string]bool)
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
@@ -238,7 +238,7 @@ func (w *World) lastOf() (pods []*cluster.Pod) {
 
 // missingFile returns an error text if a file of a container's claim is missing, or if a file
 // belongs to no claim.
-func (w *World) missingFile() string {
+func missingFile(w *World) string {
 	if w.damage.MayLackFiles() {
 		return ""
 	}
@@ -269,13 +269,13 @@ func (w *World) missingFile() string {
 }
 
 // awaitState waits until wrong returns "", and fails after the limit.
-func (w *World) awaitState(limit time.Duration, wrong func() string) bool {
+func (w *World) awaitState(limit time.Duration, wrong func(*World) string) bool {
 	pause := 250 * time.Millisecond
 	for began := time.Now(); ; {
 		w.keepAgent()
 		w.tendCluster()
 		w.check()
-		why := wrong()
+		why := wrong(w)
 		if why == "" || len(w.history.AllFailures()) > 0 {
 			return len(w.history.AllFailures()) == 0
 		}
@@ -288,8 +288,8 @@ func (w *World) awaitState(limit time.Duration, wrong func() string) bool {
 	}
 }
 
-// empty ends all pods, and returns an error text while anything of them remains.
-func (w *World) empty() string {
+// remainsOfPods ends all pods, and returns an error text while anything of them remains.
+func remainsOfPods(w *World) string {
 	for _, p := range w.cluster.AllPods() {
 		if p.Namespace == cluster.Namespace && !p.Deleted {
 			w.cluster.DeletePod(p, false)
@@ -299,7 +299,7 @@ func (w *World) empty() string {
 		why, _ := w.kubelet.IsIdle()
 		return fmt.Sprintf("%d pods have not ended: %s", n, why)
 	}
-	for _, left := range []string{w.remainingGrant(), w.asBefore(), w.supervisor.RemainingWork()} {
+	for _, left := range []string{remainingGrant(w), changedFunction(w), w.supervisor.RemainingWork()} {
 		if left != "" {
 			return left
 		}
@@ -315,7 +315,7 @@ func (w *World) empty() string {
 }
 
 // remainingGrant returns an error text if a grant is on disk.
-func (w *World) remainingGrant() string {
+func remainingGrant(w *World) string {
 	for _, name := range w.disk.Files(agents.StateDir + "/grants") {
 		if data, _ := w.disk.FileContent(name); strings.Contains(string(data), "\"id\"") || !strings.HasSuffix(name, "grants.json") {
 			return fmt.Sprintf("%s has %s", name, data)

@@ -13,14 +13,14 @@ import (
 )
 
 // surgeAgent starts another agent, and ends the first a while later.
-func (w *World) surgeAgent() bool {
+func surgeAgent(w *World) bool {
 	w.clean()
-	if !w.surges || len(w.living) != 1 || w.goesOn("surge") || w.goesOn(wrongSurge) {
+	if !w.surges || len(w.living) != 1 || w.lasting.goesOn("surge") || w.lasting.goesOn(wrongSurge) {
 		return false
 	}
 	old := w.living[0]
 	w.startAgent()
-	w.startFault("surge", 10*time.Second, func() {
+	w.lasting.startFault("surge", 10*time.Second, func() {
 		w.history.Log("%s is told to end", old.Name)
 		old.Stop()
 		w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i == old })
@@ -34,9 +34,9 @@ const wrongSurge = "surge with a wrong configuration"
 
 // surgeWrong starts another agent with an invalid configuration. The first agent continues, because
 // the new agent is not ready, until the update is reverted or the configuration is fixed.
-func (w *World) surgeWrong() bool {
+func surgeWrong(w *World) bool {
 	w.clean()
-	if !w.surges || len(w.living) != 1 || w.goesOn("surge") || w.goesOn(wrongSurge) {
+	if !w.surges || len(w.living) != 1 || w.lasting.goesOn("surge") || w.lasting.goesOn(wrongSurge) {
 		return false
 	}
 	old := w.living[0]
@@ -47,7 +47,7 @@ func (w *World) surgeWrong() bool {
 		settings = agent.Settings{Passthrough: settings.Passthrough, VirtualFunctions: settings.VirtualFunctions, Rules: &rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is invalid"}}
 	}
 	next := w.startAgentWith(settings, errors.New("exclude[0].cel: no such field"))
-	w.startFault(wrongSurge, time.Minute, func() {
+	w.lasting.startFault(wrongSurge, time.Minute, func() {
 		if w.random.IntN(2) == 0 && !old.IsDead() && slices.Contains(w.living, old) {
 			w.history.Log("%s is told to end, since the update is taken back", next.Name)
 			next.Stop()
@@ -74,7 +74,7 @@ func (w *World) surgeWrong() bool {
 
 // checkCalls fails if the kubelet calls an agent with an invalid configuration while another agent
 // works: calls would wait there without success.
-func (w *World) checkCalls() {
+func checkCalls(w *World) {
 	called := w.kubelet.CalledProcess()
 	for _, i := range w.living {
 		if i.Name != called || !i.Wrong.Load() || i.IsDead() {

@@ -21,7 +21,7 @@ import (
 // drawConfiguration draws a configuration: the API that offers the devices, their sharing, and the
 // excluded devices.
 func (w *World) drawConfiguration() {
-	w.setApart(false) // the device plugin API may offer the disk
+	w.usage.Writes.SetApart(false) // the device plugin API may offer the disk
 	w.mode = chance.PickOne(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	if w.minor < 34 {
 		w.mode = chance.PickOne(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
@@ -65,9 +65,7 @@ func (w *World) drawReclaim() (all []discovery.Selection[reclaim.Rule]) {
 		return nil
 	}
 	if w.machine.Resets && w.random.IntN(2) == 0 {
-		w.mu.Lock()
-		w.resets = true
-		w.mu.Unlock()
+		w.usage.Writes.AllowResets()
 		rule := discovery.Selection[reclaim.Rule]{Expression: "functions", Value: reclaim.Rule{Reset: true}, Selects: func(d discovery.Device) (bool, error) {
 			return d.Attributes.String("kind") != "nic" && d.Attributes.String("function") != "virtual", nil // their functions have no way to be reset
 		}}
@@ -90,7 +88,7 @@ func (w *World) pluginOnly() bool { return w.minor < 34 || w.mode == discovery.M
 
 // withoutAccelerators reports whether the device plugin API offers all devices, because the machine has only
 // nodes for virtual machines and the mode is Auto.
-func (w *World) withoutAccelerators() bool {
+func withoutAccelerators(w *World) bool {
 	for _, d := range w.wantedForm() {
 		if d.ModeReason == "" {
 			return false
@@ -100,7 +98,7 @@ func (w *World) withoutAccelerators() bool {
 }
 
 // changeConfig changes the configuration while agents run.
-func (w *World) changeConfig() bool {
+func changeConfig(w *World) bool {
 	w.clean()
 	if len(w.living) == 0 {
 		return false
@@ -113,7 +111,7 @@ func (w *World) changeConfig() bool {
 }
 
 // wrongConfig writes an invalid configuration.
-func (w *World) wrongConfig() bool {
+func wrongConfig(w *World) bool {
 	w.clean()
 	if len(w.living) == 0 {
 		return false
@@ -138,7 +136,7 @@ func (w *World) tell(c agent.Change) {
 }
 
 // restartChanged changes the configuration and restarts the agent.
-func (w *World) restartChanged() bool {
+func restartChanged(w *World) bool {
 	w.clean()
 	if len(w.living) != 1 {
 		return false
@@ -150,18 +148,18 @@ func (w *World) restartChanged() bool {
 }
 
 // checkPublished describes missing or surplus devices in the slices of the node.
-func (w *World) checkPublished() string {
-	if why := w.missingFile(); why != "" {
+func checkPublished(w *World) string {
+	if why := missingFile(w); why != "" {
 		return why
 	}
 	if w.pluginOnly() {
-		return w.checkListed()
+		return checkListed(w)
 	}
-	if w.withoutAccelerators() {
-		if why := w.checkUnpublished(); why != "" {
+	if withoutAccelerators(w) {
+		if why := checkUnpublished(w); why != "" {
 			return why
 		}
-		return w.checkListed()
+		return checkListed(w)
 	}
 	var newest, want, there int64
 	usable, shared, joined := make(map[string]bool), make(map[string]bool), make(map[string]int64)
@@ -188,13 +186,13 @@ func (w *World) checkPublished() string {
 	if there != want || want == 0 {
 		return fmt.Sprintf("%d slices of %d are published", there, want)
 	}
-	if why := w.checkCompeting(usable); why != "" {
+	if why := checkCompeting(w, usable); why != "" {
 		return why
 	}
 	if w.open() > 0 {
 		return "" // some pods may have devices that are to be offered differently
 	}
-	if why := w.checkJoined(joined); why != "" {
+	if why := checkJoined(w, joined); why != "" {
 		return why
 	}
 	for _, name := range slices.Sorted(maps.Keys(usable)) {
@@ -223,7 +221,7 @@ func (w *World) checkPublished() string {
 
 // checkJoined describes interchangeable devices that are not published together, by their common names
 // with the published numbers, while no pod has any.
-func (w *World) checkJoined(published map[string]int64) string {
+func checkJoined(w *World, published map[string]int64) string {
 	want := make(map[string]int64)
 	for _, d := range w.wantedForm() {
 		if w.machine.Joins && d.Interchangeable != "" && d.Sharing == nil && len(w.settings.Rules.Attributes) == 0 && w.server.Features().Sharing {
@@ -238,7 +236,7 @@ func (w *World) checkJoined(published map[string]int64) string {
 
 // checkUnpublished describes a device in the slices of a node whose devices the device plugin API offers,
 // while no pod has any.
-func (w *World) checkUnpublished() string {
+func checkUnpublished(w *World) string {
 	if w.open() > 0 {
 		return ""
 	}
@@ -252,7 +250,7 @@ func (w *World) checkUnpublished() string {
 
 // checkCompeting describes published devices that together exceed their physical device on an API
 // server without counters, where the scheduler allocates all of them.
-func (w *World) checkCompeting(published map[string]bool) string {
+func checkCompeting(w *World, published map[string]bool) string {
 	if w.server.Features().Counters {
 		return ""
 	}
@@ -275,7 +273,7 @@ func (w *World) checkCompeting(published map[string]bool) string {
 }
 
 // checkListed describes missing or surplus device plugin IDs in the kubelet, while no pod has any.
-func (w *World) checkListed() string {
+func checkListed(w *World) string {
 	if w.open() > 0 {
 		return ""
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +35,8 @@ const (
 )
 
 // World is a node in a cluster, with everything that happens to the node.
+// Faults and checks are functions on a World; its methods are what these have in common, and the steps of a
+// run.
 type World struct {
 	seed   uint64
 	random *rand.Rand // for the root goroutine
@@ -71,21 +72,9 @@ type World struct {
 	usage  *usage.Tracker // of the devices by containers
 	damage *damage.Damage // by faults
 
-	mu      sync.Mutex
-	touched map[string]time.Time // by function: the last time that an agent began to take or return the function
-	handed  map[string]bool      // by function: agents have recorded a consumer since the function got its present name
-	apart   bool                 // the movable disk has left its group, and no consumer has requested the disk since
-	resets  bool                 // the administrator has ever enabled resets of functions
-
 	events  int
-	struck  int // faults
-	ongoing map[string]*ongoing
-}
-
-// ongoing is a fault that ends by itself.
-type ongoing struct {
-	until time.Time
-	end   func()
+	struck  int      // faults
+	lasting *lasting // faults that go on
 }
 
 // NewWorld returns the world of a seed. Each world needs its own synctest bubble.
@@ -93,11 +82,11 @@ func NewWorld(seed uint64) *World {
 	w := &World{
 		seed: seed, random: rand.New(rand.NewPCG(seed, 1)),
 		history: history.New(), chance: chance.New(rand.New(rand.NewPCG(seed, 2))),
-		touched: make(map[string]time.Time), handed: make(map[string]bool), ongoing: make(map[string]*ongoing),
 		server: apiserver.New(),
 	}
+	w.lasting = &lasting{random: w.random, history: w.history, ongoing: make(map[string]ongoing)}
 	w.configureNode()
-	w.damage = damage.New(w.machine, w.history, func() bool { return w.goesOn(diskFault) })
+	w.damage = damage.New(w.machine, w.history, func() bool { return w.lasting.goesOn(diskFault) })
 	w.cluster = cluster.New(cluster.Config{
 		Node: nodeName, Minor: w.minor, Server: w.server, History: w.history, Random: w.random, Bindings: rand.New(rand.NewPCG(seed, 4)),
 		Down: w.isDown, Allocated: w.noteAllocation,
@@ -181,7 +170,7 @@ func featuresOf(minor int) apiserver.Features {
 // Run runs the world from start to end.
 func (w *World) Run(steps int) {
 	w.cluster.AddAgentPod(agentPod)
-	w.addStrangers()
+	addStrangers(w)
 	w.kubelet.StartKubelet()
 	w.startAgent()
 	for range steps {
@@ -199,36 +188,12 @@ func (w *World) Run(steps int) {
 
 // check checks the invariants.
 func (w *World) check() {
-	w.checkCalls()
+	checkCalls(w)
 	w.usage.Check()
 }
 
-func (w *World) isDown() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.ongoing["apiDown"] != nil
-}
-
-// endFaults ends the faults whose time is over.
-func (w *World) endFaults(now time.Time) {
-	w.mu.Lock()
-	var ends []string
-	for name, o := range w.ongoing {
-		if !now.Before(o.until) {
-			ends = append(ends, name)
-		}
-	}
-	w.mu.Unlock()
-	slices.Sort(ends)
-	for _, name := range ends {
-		w.mu.Lock()
-		o := w.ongoing[name]
-		delete(w.ongoing, name)
-		w.mu.Unlock()
-		w.history.Log("fault ends: %s", name)
-		o.end()
-	}
-}
+// isDown reports whether the API server is down.
+func (w *World) isDown() bool { return w.lasting.goesOn("apiDown") }
 
 // end ends the world, and returns when all its goroutines have ended.
 func (w *World) end() {
@@ -252,7 +217,7 @@ func (w *World) end() {
 // tendCluster does the cluster's background work, and ends faults and processes whose time is over.
 func (w *World) tendCluster() {
 	w.cluster.TendPods()
-	w.endFaults(time.Now())
+	w.lasting.endFaults(time.Now())
 	w.usage.Processes.EndLingering(time.Now())
 }
 

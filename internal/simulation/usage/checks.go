@@ -14,7 +14,6 @@ import (
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/kernel"
-	"chandler.dev/internal/simulation/machine"
 )
 
 // Check checks the uses of all containers, and fails at the first error.
@@ -147,25 +146,6 @@ func (t *Tracker) exclusiveDevices(name, boot string) map[string]bool {
 		}
 	}
 	return devices
-}
-
-// UserOf returns the container that has a function which is being taken from a driver, "" if there
-// is none. A container that got the function under vfio no longer has the function after the
-// function was replaced by one under another driver. driver is "" if the driver does not matter.
-func (t *Tracker) UserOf(address, driver string) string {
-	if t.Damage.HasLostRecords() {
-		return ""
-	}
-	for _, u := range t.allUses() {
-		if u.device != machine.DeviceName(address) || u.open || u.back || u.forgotten {
-			continue
-		}
-		if driver != "" && t.Damage.HasLostDriver(address) && u.vfio != (driver == kernel.VFIO) {
-			continue
-		}
-		return u.String()
-	}
-	return ""
 }
 
 // checkForm returns an error text if the driver of a container's device differs from the driver at

@@ -178,10 +178,10 @@ func (a *Processes) checkReclaim(c *kubelet.Container, u *use) string {
 	return ""
 }
 
-// WithOpen returns the process of a container that has a function open, "" if there is none. It
+// withOpen returns the process of a container that has a function open, "" if there is none. It
 // includes the processes of pods that the agent has no record of: an agent looks for them before each
 // reset. It omits containers that got their device from another plugin.
-func (a *Processes) WithOpen(address string) string {
+func (a *Processes) withOpen(address string) string {
 	if a.Damage.HasLostRecords() {
 		return ""
 	}

@@ -6,6 +6,7 @@ package usage
 
 import (
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -52,15 +53,18 @@ type Tracker struct {
 	Config
 	Parts     *Parts
 	Processes *Processes
+	Writes    *Writes
 }
 
 // New returns a tracker of a node without containers.
 func New(config Config) *Tracker {
-	return &Tracker{
+	t := &Tracker{
 		Config:    config,
 		Parts:     &Parts{Config: config, sizes: make(map[portion]part), records: make(map[portion][]byte)},
 		Processes: &Processes{Config: config},
 	}
+	t.Writes = &Writes{Config: config, usage: t, touched: make(map[string]time.Time), handed: make(map[string]bool)}
+	return t
 }
 
 // takenBack reports whether the kubelet has unprepared a claim whose container may still run after
