@@ -34,9 +34,8 @@ const (
 	agentPod = "chandler"
 )
 
-// World is a node in a cluster, with everything that happens to the node.
-// Faults and checks are functions on a World; its methods are what these have in common, and the steps of a
-// run.
+// World is a node in a cluster, with everything that happens to the node. Faults and checks are functions
+// on a World; its methods are what these have in common, and the steps of a run.
 type World struct {
 	seed   uint64
 	random *rand.Rand // for the root goroutine

@@ -58,11 +58,7 @@ func (m *Machine) add(address string, f kernel.Function) {
 		}
 	}
 	var b strings.Builder
-	for _, attribute := range attributes {
-		name, value, _ := strings.Cut(attribute, " ")
-		fmt.Fprintf(&b, "-- %s/%s --\n%s\n", f.Source, name, value)
-	}
-	fmt.Fprintf(&b, "-- sys/bus/pci/devices/%s -> ../../../%s --\n", address, strings.TrimPrefix(f.Source, "sys/"))
+	writeFunction(&b, f.Source, address, attributes...)
 	fmt.Fprintf(&b, "-- %s/iommu_group -> ../../../../kernel/iommu_groups/%d --\n", f.Source, f.Group)
 	fmt.Fprintf(&b, "-- sys/kernel/iommu_groups/%d/devices/%s -> ../../../../%s --\n", f.Group, address, strings.TrimPrefix(f.Source, "sys/"))
 	m.Text = append(m.Text, b.String()...)

@@ -55,6 +55,16 @@ type Card struct {
 	Nodes   []string // the nodes in /dev of this card alone
 }
 
+// writeFunction writes the directory of a PCI function and the link to it. An attribute is a name
+// and a value.
+func writeFunction(b *strings.Builder, dir, address string, attributes ...string) {
+	fmt.Fprintf(b, "-- sys/bus/pci/devices/%s -> ../../../%s --\n", address, strings.TrimPrefix(dir, "sys/"))
+	for _, attribute := range attributes {
+		name, value, _ := strings.Cut(attribute, " ")
+		fmt.Fprintf(b, "-- %s/%s --\n%s\n", dir, name, value)
+	}
+}
+
 // gpuMachine returns a machine with cards that are allocated whole.
 func gpuMachine(n int) *Machine {
 	m := &Machine{Name: fmt.Sprintf("%d GPUs", n), Renumbers: true, Resets: true, Daemons: true}
@@ -64,11 +74,7 @@ func gpuMachine(n int) *Machine {
 	for i := range n {
 		address := fmt.Sprintf("0000:0%d:00.0", i+1)
 		dir := fmt.Sprintf("sys/devices/pci0000:00/0000:00:0%d.0/%s", i+1, address)
-		fmt.Fprintf(&b, "-- sys/bus/pci/devices/%s -> ../../../%s --\n", address, strings.TrimPrefix(dir, "sys/"))
-		for _, attribute := range []string{"vendor 0x10de", "device 0x20b0", "class 0x030200", "numa_node 0", "reset ", "reset_method bus"} {
-			name, value, _ := strings.Cut(attribute, " ")
-			fmt.Fprintf(&b, "-- %s/%s --\n%s\n", dir, name, value)
-		}
+		writeFunction(&b, dir, address, "vendor 0x10de", "device 0x20b0", "class 0x030200", "numa_node 0", "reset ", "reset_method bus")
 		fmt.Fprintf(&b, "-- %s/driver -> ../../../../bus/pci/drivers/nvidia --\n", dir)
 		fmt.Fprintf(&b, "-- proc/driver/nvidia/gpus/%s/information --\nModel: \t\t NVIDIA A100-SXM4-40GB\nGPU UUID: \t GPU-5d2c1f0%d-8a41-4e0b-9c37-0b6f3d9ae40%d\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Excluded:\t No\n", address, i, i, address, i)
 		fmt.Fprintf(&b, "-- dev/nvidia%d c 195:%d --\n", i, i)
@@ -110,11 +116,7 @@ func coreMachine(chips, each int) *Machine {
 	for i := range chips {
 		address := fmt.Sprintf("0000:0%d:1e.0", i)
 		dir := fmt.Sprintf("sys/devices/pci0000:0%d/%s", i, address)
-		fmt.Fprintf(&b, "-- sys/bus/pci/devices/%s -> ../../../%s --\n", address, strings.TrimPrefix(dir, "sys/"))
-		for _, attribute := range []string{"vendor 0x1d0f", "device 0x7064", "class 0x088000", "numa_node 0"} {
-			name, value, _ := strings.Cut(attribute, " ")
-			fmt.Fprintf(&b, "-- %s/%s --\n%s\n", dir, name, value)
-		}
+		writeFunction(&b, dir, address, "vendor 0x1d0f", "device 0x7064", "class 0x088000", "numa_node 0")
 		fmt.Fprintf(&b, "-- %s/driver -> ../../../bus/pci/drivers/neuron-driver --\n", dir)
 		class := fmt.Sprintf("sys/devices/virtual/neuron_device/neuron%d", i)
 		fmt.Fprintf(&b, "-- sys/class/neuron_device/neuron%d -> ../../devices/virtual/neuron_device/neuron%d --\n", i, i)
@@ -137,11 +139,7 @@ func numberedMachine(n int) *Machine {
 	for i := range n {
 		address := fmt.Sprintf("0000:0%d:00.0", i+1)
 		dir := fmt.Sprintf("sys/devices/pci0000:00/0000:00:0%d.0/%s", i+1, address)
-		fmt.Fprintf(&b, "-- sys/bus/pci/devices/%s -> ../../../%s --\n", address, strings.TrimPrefix(dir, "sys/"))
-		for _, attribute := range []string{"vendor 0x1e60", "device 0x2864", "class 0x120000", "numa_node 0", "reset ", "reset_method flr"} {
-			name, value, _ := strings.Cut(attribute, " ")
-			fmt.Fprintf(&b, "-- %s/%s --\n%s\n", dir, name, value)
-		}
+		writeFunction(&b, dir, address, "vendor 0x1e60", "device 0x2864", "class 0x120000", "numa_node 0", "reset ", "reset_method flr")
 		fmt.Fprintf(&b, "-- %s/driver -> ../../../../bus/pci/drivers/hailo --\n", dir)
 		class := fmt.Sprintf("%s/hailo_chardev/hailo%d", dir, i)
 		fmt.Fprintf(&b, "-- sys/class/hailo_chardev/hailo%d -> ../../%s --\n", i, strings.TrimPrefix(class, "sys/"))
