@@ -89,7 +89,7 @@ func (a *Processes) MarkUnsure(d time.Duration) {
 func (a *Processes) start(c *kubelet.Container, uses []*use, nodes []string) {
 	uses = slices.DeleteFunc(slices.Clone(uses), func(u *use) bool {
 		driver, _ := a.Host.Driver(u.address)
-		return u.vfio && driver != kernel.VFIO
+		return u.vfio && driver != "" && driver != kernel.VFIO
 	})
 	pod := a.Cluster.PodOf(c.Pod.UID)
 	known := a.isSettled() && (pod == nil || pod.Own) && !slices.ContainsFunc(uses, func(u *use) bool { return u.part != nil || u.open })
