@@ -3,6 +3,8 @@ package cluster
 import (
 	"context"
 	"errors"
+
+	"chandler.dev/e2e/machine"
 )
 
 // KillAPIServer kills the API server, as in a crash. A regular termination takes a minute
@@ -15,7 +17,7 @@ func (c *Cluster) KillAPIServer() error {
 	if p == nil {
 		return errors.New("kube-apiserver does not run")
 	}
-	err := p.cmd.Process.Kill()
+	err := p.cmd.Process.Signal(machine.Kill)
 	<-p.exited
 	return err
 }

@@ -77,7 +77,7 @@ func (n *Node) terminate(ctx context.Context, name string) error {
 	case <-p.exited:
 		return nil
 	case <-ctx.Done():
-		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Process.Signal(machine.Kill)
 		<-p.exited
 		return fmt.Errorf("%s did not end: %w", name, context.Cause(ctx))
 	}

@@ -13,6 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Kill is the signal that kills the program of a command of a machine. The command ends after the
+// program, and so after the program's files and sockets are closed. After SIGKILL, the command ends
+// first.
+const Kill = syscall.Signal(40) // the first of the real-time signals that no libc uses
+
 // Enter runs a program in the machine whose first process is pid, forwards signals to the
 // program, and returns its exit status: 128 plus the signal number after a fatal signal, as in
 // shells. For cmd/machine only.
@@ -20,7 +25,7 @@ func Enter(pid string, command []string) (int, error) {
 	// Namespaces belong to a thread and to the children started by the thread.
 	runtime.LockOSThread()
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, Kill)
 
 	if err := joinCgroupsOf(pid); err != nil {
 		return 0, fmt.Errorf("join cgroups: %w", err)
@@ -35,6 +40,9 @@ func Enter(pid string, command []string) (int, error) {
 	}
 	go func() {
 		for s := range signals {
+			if s == Kill {
+				s = unix.SIGKILL
+			}
 			_ = cmd.Process.Signal(s)
 		}
 	}()

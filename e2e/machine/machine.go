@@ -214,10 +214,13 @@ func (m *Machine) Done() <-chan struct{} { return m.done }
 
 // Command returns a command that runs in the machine. Name and arguments refer to the
 // machine's files. The caller sets standard input and output. Signals to the command's process
-// reach the program, and the program is killed with the command.
+// reach the program, and the program is killed with the command. The end of ctx kills the program
+// by the signal Kill.
 func (m *Machine) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	enter := []string{"enter", strconv.Itoa(m.initPID), name}
-	return exec.CommandContext(ctx, m.cfg.Program, append(enter, args...)...)
+	cmd := exec.CommandContext(ctx, m.cfg.Program, append(enter, args...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(Kill) }
+	return cmd
 }
 
 // Path returns the path on the host that leads to a path in the running machine, including

@@ -194,6 +194,38 @@ func TestCommand(t *testing.T) {
 		_ = cmd.Wait()
 		eventually(t, "sleep is gone", func() bool { return !sleeping() })
 	})
+	// A port of a killed program is free once the command has ended.
+	for name, kill := range map[string]func(cmd *exec.Cmd, cancel func()){
+		"signal Kill":    func(cmd *exec.Cmd, _ func()) { _ = cmd.Process.Signal(machine.Kill) },
+		"end of context": func(_ *exec.Cmd, cancel func()) { cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			cmd := m.Command(ctx, "sleep", "1000")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var child int
+			eventually(t, "sleep runs", func() bool {
+				threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", cmd.Process.Pid))
+				for _, children := range threads {
+					if data, _ := os.ReadFile(children); len(data) > 0 {
+						child, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+					}
+				}
+				return child != 0
+			})
+			kill(cmd, cancel)
+			_ = cmd.Wait()
+			if alive(child) {
+				t.Error("the program runs after the end of its command")
+			}
+			if cmd.ProcessState.ExitCode() != 128+int(syscall.SIGKILL) {
+				t.Errorf("got %s, want the status of a killed program", cmd.ProcessState)
+			}
+		})
+	}
 }
 
 func TestPath(t *testing.T) {
