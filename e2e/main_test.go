@@ -69,8 +69,7 @@ func run(m *testing.M) (code int, err error) {
 	if os.Getuid() != 0 {
 		return 0, errors.New("needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute) // A first build takes long.
-	defer cancel()
+	ctx := context.Background() // The builds have no limit. The first one takes 10 to 40 minutes, and shows progress.
 	builder := build.Builder{Kubernetes: *version, Progress: os.Stderr}
 	programs, err := builder.Cluster(ctx)
 	if err != nil {
@@ -87,6 +86,8 @@ func run(m *testing.M) (code int, err error) {
 	if *version != build.Classic { // no resource.k8s.io
 		config.RuntimeConfig = moreVersions
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, 15*time.Minute, errors.New("the cluster was not ready within 15 minutes"))
+	defer cancel()
 	if node, err = cluster.Start(ctx, config); err != nil {
 		return 0, err
 	}
