@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/publish"
 	"chandler.dev/internal/ledger/allocation"
 )
 
@@ -34,11 +36,11 @@ const (
 	// statusQuiet is the time without a Prepare before the status of prepared claims is written.
 	statusQuiet = time.Second
 
-	// statusPause is the pause before a failed write is repeated.
+	// statusPause is the pause before a rejected write is repeated.
 	statusPause = 10 * time.Second
 
-	// statusTries is the number of tries for a status that the API server refuses. If the server
-	// does not answer, tries continue until it does.
+	// statusTries is the number of tries for a status that the API server rejects. If the server
+	// does not answer or is overloaded, tries continue at the intervals of [publish.NewPause].
 	statusTries = 5
 
 	// statusTimeout limits the calls for one claim.
@@ -60,14 +62,16 @@ type statusWriter struct {
 	client resourceclient.ResourceV1Interface
 	health func(*view, *allocation.Claim, *allocation.Result) discovery.Health // see [Driver.healthIn]
 	claims map[types.UID]attempt
-	due    time.Time // time of the next try after a server did not answer
+	due    time.Time    // time of the next try after a server did not answer
+	pause  wait.Backoff // until due
 }
 
 // attempt is the wanted status of a claim's devices, and the result of writing it.
 type attempt struct {
 	statuses []deviceStatus
-	failures int
-	nextTry  time.Time // time of the next try
+	failures int          // number of rejections
+	nextTry  time.Time    // time of the next try
+	pause    wait.Backoff // until the next try, while the server has faults
 	written  bool
 }
 
@@ -76,12 +80,14 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	if d.config.StatusClient == nil {
 		return
 	}
-	w := statusWriter{client: d.config.StatusClient.ResourceV1(), health: d.healthIn}
+	w := statusWriter{client: d.config.StatusClient.ResourceV1(), health: d.healthIn, pause: publish.NewPause()}
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
-		if v.snapshot != nil && w.write(ctx, v, d.ledger.Claims()) {
-			again = time.After(statusPause)
+		if v.snapshot != nil {
+			if next := w.write(ctx, v, d.ledger.Claims()); !next.IsZero() {
+				again = time.After(time.Until(next))
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -116,8 +122,8 @@ func (d *Driver) untilQuiet(ctx context.Context, v *view) {
 	}
 }
 
-// write writes changed statuses, and reports whether some must be tried again.
-func (w *statusWriter) write(ctx context.Context, v *view, claims []*allocation.Claim) (again bool) {
+// write writes changed statuses, and returns when some must be tried again, or zero.
+func (w *statusWriter) write(ctx context.Context, v *view, claims []*allocation.Claim) (next time.Time) {
 	before := w.claims
 	w.claims = make(map[types.UID]attempt, len(claims))
 	for _, c := range claims {
@@ -127,15 +133,19 @@ func (w *statusWriter) write(ctx context.Context, v *view, claims []*allocation.
 		a, known := before[c.UID]
 		if statuses := w.statusesOf(v, c); !slices.Equal(a.statuses, statuses) {
 			logGone(ctx, c, a.statuses, statuses)
-			a = attempt{statuses: statuses}
+			a = attempt{statuses: statuses, pause: publish.NewPause()}
 		}
 		if now := time.Now(); a.open() && !now.Before(a.nextTry) && !now.Before(w.due) && ctx.Err() == nil {
 			w.tryWrite(ctx, c, &a, c.WithoutStatus && !known)
 		}
-		again = again || a.open()
 		w.claims[c.UID] = a
 	}
-	return again
+	for _, a := range w.claims {
+		if at := slices.MaxFunc([]time.Time{a.nextTry, w.due}, time.Time.Compare); a.open() && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	return next
 }
 
 // logGone logs devices that have vanished or were replaced while allocated to a claim.
@@ -154,16 +164,18 @@ func (a *attempt) open() bool { return !a.written && a.failures < statusTries }
 // claim has no status yet.
 func (w *statusWriter) tryWrite(ctx context.Context, c *allocation.Claim, a *attempt, fresh bool) {
 	err := w.writeClaim(ctx, c, a.statuses, fresh)
-	var refused apierrors.APIStatus
+	var answer apierrors.APIStatus
 	switch {
 	case err == nil:
-		a.written = true
+		a.written, w.pause = true, publish.NewPause()
 		return
-	case errors.As(err, &refused):
+	case publish.IsRejection(err):
 		a.failures++
 		a.nextTry = time.Now().Add(statusPause)
+	case errors.As(err, &answer): // an admission webhook may have a fault for this claim only
+		a.nextTry = time.Now().Add(a.pause.Step())
 	default:
-		w.due = time.Now().Add(statusPause) // the other claims would wait as long
+		w.due = time.Now().Add(w.pause.Step()) // the other claims would wait as long
 	}
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(c.Namespace, c.Name), "uid", c.UID, "reason", err.Error())
 	if !a.open() {

@@ -59,7 +59,7 @@ func (p *Publisher) detectFeatures(ctx context.Context, s *schedule, last string
 	switch {
 	case err == nil:
 		p.refusal.Store(nil)
-	case isRejection(err):
+	case IsRejection(err):
 		p.refusal.Store(&reason)
 	}
 	s.recordDetection(err, time.Now(), interval-interval/4+rand.N(interval/2))
@@ -73,9 +73,9 @@ func (p *Publisher) detectFeatures(ctx context.Context, s *schedule, last string
 	return reason
 }
 
-// isRejection reports whether the API server rejected the request. No answer, an internal error or
+// IsRejection reports whether the API server rejected the request. No answer, an internal error or
 // a request to slow down is not a rejection.
-func isRejection(err error) bool {
+func IsRejection(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err)
 }

@@ -212,7 +212,7 @@ func (p *Publisher) HandleError(ctx context.Context, err error, message string) 
 		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", p.KeptFeatures().MissingNames())
 		p.NoteChange()
 		return
-	case dropped != nil || isRejection(err) && !isStaleWrite(err):
+	case dropped != nil || IsRejection(err) && !isStaleWrite(err):
 		p.featuresDoubted.Store(true)
 		p.NoteChange()
 	}

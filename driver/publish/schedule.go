@@ -115,7 +115,7 @@ func (s *schedule) nextPool() *resourceslice.Pool {
 // recordDetection stores the result of a detection. The next detection is due after the duration
 // again.
 func (s *schedule) recordDetection(err error, now time.Time, again time.Duration) {
-	said := err == nil || isRejection(err) && (s.featuresKnown || now.Sub(s.startTime) >= refusalPause)
+	said := err == nil || IsRejection(err) && (s.featuresKnown || now.Sub(s.startTime) >= refusalPause)
 	s.featuresKnown, s.featuresConfirmed, s.nextDetection = s.featuresKnown || said, said && s.isUnpublished(), now.Add(again)
 	if said {
 		s.retryDetection, s.retryPause = time.Time{}, NewPause()
