@@ -71,9 +71,9 @@ type Notifier struct {
 	sent           map[key]state
 	lastSaved      []byte
 	lastDevices    []Device      // the unusable devices at the last check
-	lastListing    time.Time     // the time of the last list of pods
-	repeatInterval time.Duration // the time from listed to the next list of pods
-	retry          time.Duration // the next value of again if the next check fails
+	lastListing    time.Time     // the time of the last request for the pods
+	repeatInterval time.Duration // the time from lastListing to the next request
+	retry          time.Duration // the next value of repeatInterval if the next check fails
 
 	failing map[string]bool // namespaces with a failed Event at the last check
 }
@@ -104,7 +104,8 @@ func (t *Notifier) Run(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// sendDue sends the due notices. It requests the pods only if a notice may be due.
+// sendDue sends the due notices. It requests the pods only if a notice may be due, and after a
+// failure at longer and longer intervals while the devices stay the same.
 func (t *Notifier) sendDue(ctx context.Context, devices []Device) error {
 	sick := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return d.Health.IsUsable() })
 	quiet := len(sick) == 0 && len(t.sent) == 0
@@ -112,13 +113,11 @@ func (t *Notifier) sendDue(ctx context.Context, devices []Device) error {
 		return nil
 	}
 	pods, err := t.Pods(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		t.forgetDeleted(pods)
+		err = t.tellAll(ctx, dueNotices(t.sent, devices, pods, time.Now()))
+		t.saveSent(ctx)
 	}
-	t.forgetDeleted(pods)
-	notices := dueNotices(t.sent, devices, pods, time.Now())
-	err = t.tellAll(ctx, notices)
-	t.saveSent(ctx)
 	t.lastDevices, t.lastListing = sick, time.Now()
 	if err == nil {
 		t.repeatInterval, t.retry = listInterval, lookInterval

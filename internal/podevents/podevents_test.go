@@ -272,6 +272,7 @@ func TestTell(t *testing.T) {
 			n.is("classic", healthy)
 			n.wants()
 			n.fails(nil)
+			time.Sleep(2 * lookInterval)
 			n.wants("one DeviceUnhealthy", "two DeviceUnhealthy")
 			n.fails(errDown)
 			n.is("claimed", again(healthy, time.Minute))
@@ -279,6 +280,20 @@ func TestTell(t *testing.T) {
 			n.restart()
 			n.fails(nil)
 			n.wants("one DeviceRecovered", "two DeviceRecovered")
+		},
+		"the API server is down for an hour": func(n *node) {
+			n.fails(errDown)
+			n.is("classic", sick)
+			for range time.Hour / lookInterval {
+				_ = n.teller.sendDue(n.t.Context(), n.devices)
+				time.Sleep(lookInterval)
+			}
+			if n.lists < 12 || n.lists > 20 {
+				n.t.Errorf("pods were requested %d times in an hour", n.lists)
+			}
+			n.fails(nil)
+			time.Sleep(listInterval)
+			n.wants("old DeviceUnhealthy")
 		},
 		"the API server takes no Events for now": func(n *node) {
 			n.fails(apierrors.NewTooManyRequestsError("later"))
