@@ -122,6 +122,9 @@ type Plugin struct {
 
 	stockLock sync.Mutex // held while the stock is replaced
 
+	pendingRequests requestPauses // of PendingPods, by resource; used by pollOnce only
+	endRequests     requestPauses // of PodEnded, by grant key; used by pollOnce only
+
 	ready    chan struct{} // closed after the first PodResources call
 	changed  chan struct{} // receives a value when the input of the lists may have changed
 	pollSoon chan struct{} // receives a value when PodResources may have a new answer
@@ -142,10 +145,12 @@ func New(config Config) *Plugin {
 		config.UnconfirmedAfter = 5 * time.Minute
 	}
 	p := &Plugin{
-		config:   config,
-		ready:    make(chan struct{}),
-		changed:  make(chan struct{}, 1),
-		pollSoon: make(chan struct{}, 1),
+		config:          config,
+		pendingRequests: make(requestPauses),
+		endRequests:     make(requestPauses),
+		ready:           make(chan struct{}),
+		changed:         make(chan struct{}, 1),
+		pollSoon:        make(chan struct{}, 1),
 	}
 	p.servers.Store(&map[string]*server{})
 	p.stock.Store(list.StockOf(nil, list.Lists{}))

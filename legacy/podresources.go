@@ -2,9 +2,11 @@ package legacy
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/internal/kubeletapi"
@@ -72,7 +74,7 @@ func (p *Plugin) pollOnce(ctx context.Context, lastError string) string {
 		reason = notWhole
 	default:
 		p.expireGrants(ctx)
-		p.endLost(ctx, p.config.Ledger.Grants.LostGrants())
+		p.endLost(ctx, p.dueGrants(p.config.Ledger.Grants.LostGrants()))
 	}
 	if reason != "" && reason != lastError && ctx.Err() == nil {
 		logger.Info("The devices of pods are unknown; no device leaves its resource", "reason", reason)
@@ -133,12 +135,40 @@ func (p *Plugin) learnNodes(ctx context.Context, said *kubeletapi.Listing) {
 	}
 }
 
+// requestPauses spaces repeated requests to the API server, by their subject.
+type requestPauses map[string]*requestPause
+
+// requestPause is the pause until the next request about a subject.
+type requestPause struct {
+	next    time.Time
+	backoff wait.Backoff
+}
+
+// due returns the subjects of requests that are due: new subjects at once, and the others after
+// pauses that grow up to minutes. It forgets subjects that are no longer given. The jitter spreads
+// the requests of many nodes.
+func (r requestPauses) due(subjects []string) (due []string) {
+	maps.DeleteFunc(r, func(subject string, _ *requestPause) bool { return !slices.Contains(subjects, subject) })
+	for _, subject := range subjects {
+		if r[subject] == nil {
+			r[subject] = &requestPause{backoff: wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Minute}}
+		}
+		if pause := r[subject]; !time.Now().Before(pause.next) {
+			pause.next = time.Now().Add(pause.backoff.Step())
+			due = append(due, subject)
+		}
+	}
+	return due
+}
+
 // expireGrants ends grants that no container can have.
 func (p *Plugin) expireGrants(ctx context.Context) {
 	if p.config.PendingPods == nil {
 		return
 	}
-	for resource, grants := range p.config.Ledger.Grants.UnconfirmedGrants(time.Now().Add(-p.config.UnconfirmedAfter)) {
+	unconfirmed := p.config.Ledger.Grants.UnconfirmedGrants(time.Now().Add(-p.config.UnconfirmedAfter))
+	for _, resource := range p.pendingRequests.due(slices.Sorted(maps.Keys(unconfirmed))) {
+		grants := unconfirmed[resource]
 		pending, err := p.config.PendingPods(ctx, resource)
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Unconfirmed grants are kept", "resource", resource, "reason", err.Error())
@@ -150,6 +180,16 @@ func (p *Plugin) expireGrants(ctx context.Context) {
 			klog.FromContext(ctx).Error(err, "Grants that no container can have are left over", "resource", resource)
 		}
 	}
+}
+
+// dueGrants returns the lost grants whose pods the API server is to be asked about now.
+func (p *Plugin) dueGrants(lost []*allocation.Grant) []*allocation.Grant {
+	var keys []string
+	for _, g := range lost {
+		keys = append(keys, g.Key())
+	}
+	due := p.endRequests.due(keys)
+	return slices.DeleteFunc(lost, func(g *allocation.Grant) bool { return !slices.Contains(due, g.Key()) })
 }
 
 // awaitEnd waits for the end of pods whose IDs the kubelet has forgotten and allocates again. If
