@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"chandler.dev/discovery"
 	"chandler.dev/internal/simulation/cluster"
 )
@@ -48,6 +50,46 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 		w.runFor(5 * time.Minute)
 		if n := len(w.kubelet.Containers()); n != all {
 			t.Errorf("%d containers after the end of the claim, want %d", n, all)
+		}
+		if len(w.history.AllFailures()) > 0 {
+			t.Errorf("%q", w.history.AllFailures())
+		}
+		w.end()
+	})
+}
+
+// The scheduler chooses a GPU for a pod, and stores the allocation some minutes later, when the other
+// pods of its group are scheduled too. In the meantime the node moves to the device plugin API, and pods
+// request all its GPUs there. The claim gets its GPU.
+func TestMoveWaitsForDecidedClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := quietWorld(discovery.ModeDRA)
+		w.startAgent()
+		w.runFor(time.Minute)
+		slow := w.cluster.NewPod("slow")
+		slow.Grace, slow.Stubborn, slow.Claims = time.Second, false, []string{"slow"}
+		w.server.Put(cluster.NewClaim("slow", 1))
+		if !w.cluster.SchedulePod(slow) {
+			t.Fatal("the claim is not allocated")
+		}
+		decided := w.server.Claim(cluster.Namespace, "slow")
+		open := decided.DeepCopy()
+		open.Status = resourceapi.ResourceClaimStatus{}
+		w.server.Put(open)
+		slow.Binding = time.Now().Add(cluster.LongestBinding)
+		w.cluster.SubmitPod(slow)
+		w.wants(discovery.ModeDevicePlugin, nil)
+		resource := w.machine.Devices[decided.Status.Allocation.Devices.Results[0].Device].Offers[0].Resource
+		for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.Devices))) {
+			p := w.cluster.NewPod("limits-" + n)
+			p.Requests = map[string]int{resource: 1}
+			w.cluster.SubmitPod(p)
+		}
+		w.runFor(cluster.LongestBinding - time.Minute)
+		w.server.Put(decided)
+		w.runFor(8 * time.Minute)
+		if why, all := missingContainer(w, slow), len(w.machine.Devices)+1; why != "" || len(w.kubelet.Containers()) != all {
+			t.Errorf("%d containers, want %d; %s", len(w.kubelet.Containers()), all, why)
 		}
 		if len(w.history.AllFailures()) > 0 {
 			t.Errorf("%q", w.history.AllFailures())

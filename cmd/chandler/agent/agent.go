@@ -309,8 +309,9 @@ func (a *agent) runDRA(ctx context.Context) error {
 		if !a.withoutDRA.Load() {
 			return a.driver.Run(ctx)
 		}
-		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", placement.ServedInterval)
-		waitFor(ctx, nil, placement.ServedInterval)
+		interval := placement.ServedInterval()
+		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", interval)
+		waitFor(ctx, nil, interval)
 		if ctx.Err() != nil {
 			return nil
 		}

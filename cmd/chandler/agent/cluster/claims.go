@@ -136,33 +136,54 @@ func (r claimReader) referredByUID(ctx context.Context, claim allocation.Owner, 
 // The exceptions are pods that wait after a failed binding cycle while their claim stays allocated,
 // and, up to Kubernetes 1.34, pods between the allocation and the binding.
 func (n *Node) NodeClaims(ctx context.Context) ([]*resourceapi.ResourceClaim, error) {
+	claims, _, err := n.readClaims(ctx)
+	return claims, err
+}
+
+// readClaims returns the claims of [Node.NodeClaims], and a pod that is nominated for the node and
+// whose devices are not allocated, "" if there is none. The scheduler may have chosen the devices of
+// such a pod long before it stores the allocation, for example while the pod waits for the other pods
+// of its group at the extension point Permit.
+func (n *Node) readClaims(ctx context.Context) (claims []*resourceapi.ResourceClaim, undecided string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
 	// First the nominated pods: a pod may be bound between the two requests.
 	nominated, err := n.listPods(ctx, "status.nominatedNodeName")
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	bound, err := n.pods(ctx)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	reader := n.newClaimReader()
 	for _, pod := range slices.Concat(nominated, bound) {
 		if isTerminal(pod) {
 			continue
 		}
+		isAllocated := !requestsExtended(&pod) || pod.Status.ExtendedResourceClaimStatus != nil
 		for _, name := range ClaimsOf(&pod) {
-			if _, err := reader.get(ctx, pod.Namespace, name); err != nil {
-				return nil, err
+			claim, err := reader.get(ctx, pod.Namespace, name)
+			if err != nil {
+				return nil, "", err
 			}
+			isAllocated = isAllocated && claim != nil && claim.Status.Allocation != nil
+		}
+		if !isAllocated && pod.Spec.NodeName == "" && undecided == "" {
+			undecided = nameOf(&pod).String()
 		}
 	}
-	claims := slices.DeleteFunc(slices.Collect(maps.Values(reader.read)), func(claim *resourceapi.ResourceClaim) bool { return claim == nil })
+	claims = slices.DeleteFunc(slices.Collect(maps.Values(reader.read)), func(claim *resourceapi.ResourceClaim) bool { return claim == nil })
 	slices.SortFunc(claims, func(a, b *resourceapi.ResourceClaim) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
-	return claims, nil
+	return claims, undecided, nil
+}
+
+// requestsExtended reports whether a container of the pod requests an extended resource, which DRA
+// may serve by a claim that the scheduler creates.
+func requestsExtended(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(ResourcesOf(pod), func(name string) bool { return strings.Contains(name, "/") })
 }
 
 // allocatedHere reports whether a device of the node's pool is allocated to the claim.
@@ -265,13 +286,14 @@ func (n *Node) OfferedDevices(ctx context.Context) (map[string]SliceDevice, erro
 
 // ClaimedDevices returns the claims of the node's pods by the names of the node's devices that they
 // are allocated; see [Node.NodeClaims]. Admin access is left out, because it does not exclude other
-// consumers.
-func (n *Node) ClaimedDevices(ctx context.Context) (map[string][]*resourceapi.ResourceClaim, error) {
-	claims, err := n.NodeClaims(ctx)
+// consumers. undecided is a pod for which the scheduler may have chosen any device of the node without
+// an allocation so far, "" if there is none.
+func (n *Node) ClaimedDevices(ctx context.Context) (claimed map[string][]*resourceapi.ResourceClaim, undecided string, err error) {
+	claims, undecided, err := n.readClaims(ctx)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	claimed := make(map[string][]*resourceapi.ResourceClaim)
+	claimed = make(map[string][]*resourceapi.ResourceClaim)
 	for _, claim := range claims {
 		if claim.Status.Allocation == nil {
 			continue
@@ -283,5 +305,5 @@ func (n *Node) ClaimedDevices(ctx context.Context) (map[string][]*resourceapi.Re
 			}
 		}
 	}
-	return claimed, nil
+	return claimed, undecided, nil
 }

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"math/rand/v2"
 	"path/filepath"
 	"time"
 
@@ -15,9 +16,9 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// ServedInterval is how often the agent checks again whether an API server serves resource.k8s.io,
-// after the group was missing.
-const ServedInterval = time.Minute
+// ServedInterval returns the time, about a minute, until the agent checks again whether an API server
+// serves resource.k8s.io, after the group was missing. The nodes of a cluster check at different times.
+func ServedInterval() time.Duration { return 45*time.Second + rand.N(30*time.Second) }
 
 // autoMode chooses the API for devices in mode Auto. It chooses DRA if the API server serves
 // resource.k8s.io and the kubelet has registered the driver, and the device plugin API if the group
@@ -80,6 +81,6 @@ func (a *autoMode) determineMode(ctx context.Context) discovery.Mode {
 	if !served {
 		a.answer = discovery.ModeDevicePlugin
 	} // otherwise the kubelet has yet to register the driver
-	a.nextCheck, a.pause = time.Now().Add(ServedInterval), publish.NewPause()
+	a.nextCheck, a.pause = time.Now().Add(ServedInterval()), publish.NewPause()
 	return a.answer
 }

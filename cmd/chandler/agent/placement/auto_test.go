@@ -65,10 +65,17 @@ func TestAutoAsksRarely(t *testing.T) {
 		var fault error
 		served := func(context.Context) (bool, error) { asked++; return true, fault }
 		a := newAuto(t.Context(), served, func() driver.Registration { return driver.Unanswered }, disk.Files{}, t.TempDir())
+		intervals := make(map[time.Duration]bool)
+		for range 10 {
+			intervals[ServedInterval()] = true
+		}
+		if len(intervals) == 1 {
+			t.Error("all nodes ask at the same interval")
+		}
 		for _, test := range []struct {
 			fault        error
 			fewest, most int
-		}{{nil, 55, 65}, {errors.New("connection refused"), 20, 60}} {
+		}{{nil, 47, 81}, {errors.New("connection refused"), 20, 60}} {
 			asked, fault = 0, test.fault
 			for range 60 * 60 {
 				a.chooseMode(t.Context())

@@ -21,9 +21,16 @@ import (
 const (
 	// WithdrawalTime is how long the node's slices must have lacked a device before the device can
 	// leave DRA. A scheduler may allocate a device from a slice in its cache that was replaced since,
-	// and binds the pod afterwards. After this time, the allocations from the earlier slice belong to
-	// pods that are bound to the node or nominated for it; see [cluster.Node.NodeClaims].
+	// and binds the pod afterwards. After this time, the decisions from the earlier slice concern pods
+	// that are bound to the node or nominated for it; see [cluster.Node.NodeClaims].
 	WithdrawalTime = time.Minute
+
+	// decisionTime is how long after the slices the scheduler may store an allocation that it decided
+	// from them: up to 15 minutes at Permit (maxTimeout in pkg/scheduler/framework/runtime/framework.go,
+	// 1.37), and 10 minutes in PreBind of VolumeBinding (SetDefaults_VolumeBindingArgs in
+	// pkg/scheduler/apis/config/v1/defaults.go). Until then, a pod that is nominated for the node
+	// without an allocation keeps all devices in DRA.
+	decisionTime = 25 * time.Minute
 
 	// answerValidity is how long an answer of the API server holds while requests fail. A single failed
 	// request does not undo a withdrawal.
@@ -38,7 +45,7 @@ const stillAllocatable = "claims that the scheduler may still allocate"
 //
 // The requests to the API server concern the node only, so their size does not depend on the
 // cluster: the node's slices, and, when the time of a withdrawal is over, the node's pods and the
-// claims of these pods.
+// claims of these pods. The API server itself compares the nominations of all pods in its cache.
 type withdrawals struct {
 	cluster    *cluster.Node
 	isPrepared func(claim types.UID) bool
@@ -129,7 +136,7 @@ func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting ma
 		if _, known := w.absentSince[silicon]; !known {
 			w.absentSince[silicon] = now
 			if isNew(silicon) {
-				w.absentSince[silicon] = now.Add(-WithdrawalTime)
+				w.absentSince[silicon] = now.Add(-decisionTime)
 			}
 		}
 		if now.Sub(w.absentSince[silicon]) < WithdrawalTime {
@@ -141,9 +148,12 @@ func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting ma
 	if !over {
 		return answer
 	}
-	claimed, err := w.cluster.ClaimedDevices(ctx)
+	claimed, undecided, err := w.cluster.ClaimedDevices(ctx)
 	if err != nil {
 		return &Published{Err: err}
+	}
+	if undecided != "" {
+		w.keepUndecided(answer, waiting, "the choice of the scheduler for pod "+undecided, now)
 	}
 	for _, name := range slices.Sorted(maps.Keys(claimed)) {
 		silicon, found := pool.LookupSilicon(s, name)
@@ -159,6 +169,16 @@ func (w *withdrawals) request(ctx context.Context, s *rules.Snapshot, waiting ma
 		}
 	}
 	return answer
+}
+
+// keepUndecided keeps the devices in DRA whose slices the scheduler may have used for a decision that
+// it has not stored yet.
+func (w *withdrawals) keepUndecided(answer *Published, waiting map[string]bool, why string, now time.Time) {
+	for silicon := range waiting {
+		if answer.BySilicon[silicon] == "" && now.Sub(w.absentSince[silicon]) < decisionTime {
+			answer.BySilicon[silicon] = why
+		}
+	}
 }
 
 // addAll adds an object that may lead to an allocation of any of the physical devices.

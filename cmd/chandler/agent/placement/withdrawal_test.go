@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -139,6 +140,57 @@ func TestWithdrawal(t *testing.T) {
 		time.Sleep(WithdrawalTime)
 		b.expect("after another", map[string]string{"npu": "ResourceClaim default/core", "fpga": "ResourceClaim default/shares"})
 	})
+}
+
+// A pod may wait long after the scheduler has chosen its devices, and its claim is allocated later. While
+// the pod is nominated for the node, all devices stay in DRA, until the scheduler has certainly given up.
+func TestWithdrawalWaitsForDecisions(t *testing.T) {
+	unallocated := withPod("gang", "node", nominated, resourceapi.DeviceRequestAllocationResult{})
+	unallocated[0].(*resourceapi.ResourceClaim).Status.Allocation = nil
+	byLimits := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gang"}}
+	byLimits.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"amd.com/gpu": resource.MustParse("1")}}}}
+	nominated(byLimits)
+	ordinary := byLimits.DeepCopy()
+	ordinary.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+	elsewhere := withPod("gang", "node", nominated, resourceapi.DeviceRequestAllocationResult{})
+	elsewhere[0].(*resourceapi.ResourceClaim).Status.Allocation = nil
+	elsewhere[1].(*corev1.Pod).Spec.NodeName = "other"
+	for name, test := range map[string]struct {
+		objects []runtime.Object
+		waits   bool
+	}{
+		"a claim":              {unallocated, true},
+		"an extended resource": {[]runtime.Object{byLimits}, true},
+		"no devices":           {[]runtime.Object{ordinary}, false},
+		"on another node":      {elsewhere, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newWithdrawalBench(t)
+				b.waiting = map[string]bool{"gpu": true, "nic": true}
+				b.add(test.objects...)
+				b.expect("at first", map[string]string{"gpu": stillAllocatable, "nic": stillAllocatable})
+				time.Sleep(WithdrawalTime + WithdrawalTime/10)
+				if !test.waits {
+					b.expect("after a minute", map[string]string{})
+					return
+				}
+				const pod = "the choice of the scheduler for pod default/gang"
+				b.expect("after a minute", map[string]string{"gpu": pod, "nic": pod})
+				if name == "a claim" {
+					stored := withPod("gang", "node", nominated, resourceapi.DeviceRequestAllocationResult{Device: "nic"})[0]
+					if err := b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), stored, "default"); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(3 * time.Minute)
+					b.expect("the allocation is stored", map[string]string{"nic": "ResourceClaim default/gang"})
+					return
+				}
+				time.Sleep(decisionTime)
+				b.expect("after the longest decision", map[string]string{})
+			})
+		})
+	}
 }
 
 // An interchangeable device leaves DRA a minute after the last slice whose capacity includes the device,
