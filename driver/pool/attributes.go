@@ -24,23 +24,23 @@ var leftOutFirst = []resourceapi.QualifiedName{"pciVendor", "pciDevice", "pKey",
 // administrator lists them, the optional attributes are left out, and the PCI IDs of a device with a
 // model. The one device of interchangeable devices has no attributes that distinguish them. If the
 // server keeps lists (KEP-5491), a list replaces the string or number of the same name.
-func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+func (b *builder) publishedAttributes(d *rules.Offered) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	own := maps.Clone(d.Attributes)
 	if own == nil {
 		own = make(discovery.Attributes)
 	}
-	in.keepInterface(d.Name, own)
+	b.keepInterface(d.Name, own)
 	lists := maps.Clone(d.Lists)
 	leaveOut := func(names ...resourceapi.QualifiedName) {
 		for _, name := range names {
-			if !in.isListed(name) {
+			if !b.isListed(name) {
 				delete(own, name)
 				delete(lists, name)
 			}
 		}
 	}
 	leaveOut(discovery.OptionalAttributes...)
-	if in.joined[d.Interchangeable] != nil {
+	if b.joined[d.Interchangeable] != nil {
 		leaveOut(discovery.DistinctAttributes...)
 	}
 	if d.Attributes.String("model") != "" {
@@ -48,7 +48,7 @@ func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.Qualified
 	}
 	most := maxAttributes
 	for name := range own {
-		if in.isListed(name) {
+		if b.isListed(name) {
 			most++
 		}
 	}
@@ -57,9 +57,9 @@ func (in *input) publishedAttributes(d *rules.Offered) map[resourceapi.Qualified
 			leaveOut(name)
 		}
 	}
-	in.near.describe(d.Name, in.Snapshot.Attributes, own)
+	b.near.describe(d.Name, b.Snapshot.Attributes, own)
 	out := own.ForSlice()
-	if in.Features.Lists {
+	if b.Features.Lists {
 		addLists(out, lists, d)
 	}
 	return out
@@ -74,10 +74,10 @@ var interfaceAttributes = []resourceapi.QualifiedName{"ifName", "defaultRoute", 
 // change a slice. The values are those of the last pool or, after a start of the agent, of the
 // claim's record, which lacks the link layer. An interface that a default route of the host uses is never
 // moved to a pod.
-func (in *input) keepInterface(device string, own discovery.Attributes) {
-	last := in.last.devices[device].Attributes
-	moved := in.moved[device]
-	if len(in.owned[device]) == 0 || own.String("ifName") != "" || moved == "" && !sameDriver(last, own) {
+func (b *builder) keepInterface(device string, own discovery.Attributes) {
+	last := b.lastDevices[device].Attributes
+	moved := b.moved[device]
+	if len(b.owned[device]) == 0 || own.String("ifName") != "" || moved == "" && !sameDriver(last, own) {
 		return
 	}
 	own.SetString("ifName", moved)
@@ -102,6 +102,6 @@ func sameDriver(last map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 
 }
 
 // isListed reports whether the administrator lists an attribute.
-func (in *input) isListed(name resourceapi.QualifiedName) bool {
-	return slices.Contains(in.Snapshot.Attributes, name)
+func (b *builder) isListed(name resourceapi.QualifiedName) bool {
+	return slices.Contains(b.Snapshot.Attributes, name)
 }

@@ -21,15 +21,15 @@ import (
 	"chandler.dev/internal/ledger/allocation"
 )
 
-// devicesOf returns the devices of the pool of a recorded host.
-func devicesOf(t *testing.T, file string, attributes ...resourceapi.QualifiedName) map[string]resourceapi.Device {
+// hostDevices returns the devices of the pool of a recorded host.
+func hostDevices(t *testing.T, file string, attributes ...resourceapi.QualifiedName) map[string]resourceapi.Device {
 	t.Helper()
 	settings := &rules.Rules{Attributes: attributes}
 	made, problems := BuildPool(Input{Snapshot: settings.ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, file), families.All)), Features: without("DRAPartitionableDevicesType")})
 	for _, problem := range problems {
 		t.Log(problem)
 	}
-	return contentOf(made).devices
+	return devicesOf(made)
 }
 
 // No device of a recorded host has more attributes by default than a small map of the scheduler has
@@ -40,7 +40,7 @@ func TestAttributesOfRecordedHosts(t *testing.T) {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
-		for name, d := range devicesOf(t, file) {
+		for name, d := range hostDevices(t, file) {
 			if len(d.Attributes) > maxAttributes {
 				t.Errorf("%s: %s has %d attributes: %v", file, name, len(d.Attributes), slices.Sorted(maps.Keys(d.Attributes)))
 			}
@@ -59,11 +59,11 @@ func TestRequestedAttributes(t *testing.T) {
 		return strings.Join(names, " ")
 	}
 	const byDefault = "architecture driver driverVersion fabric family function kind model resource.kubernetes.io/numaNode resource.kubernetes.io/pciBusID resource.kubernetes.io/pcieRoot uuid vendor"
-	if got := names(devicesOf(t, file)[name]); got != byDefault {
+	if got := names(hostDevices(t, file)[name]); got != byDefault {
 		t.Errorf("by default: %s\nwant %s", got, byDefault)
 	}
 	const requested = "architecture driver driverVersion fabric family function group2 group4 kind model pciDevice resource.kubernetes.io/numaNode resource.kubernetes.io/pciBusID resource.kubernetes.io/pcieRoot serial uuid vendor"
-	d := devicesOf(t, file, "group2", "group4", "group8", "nearestAdapter", "serial", "pciDevice", "pKey")[name]
+	d := hostDevices(t, file, "group2", "group4", "group8", "nearestAdapter", "serial", "pciDevice", "pKey")[name]
 	if got := names(d); got != requested {
 		t.Errorf("requested: %s\nwant %s", got, requested)
 	}

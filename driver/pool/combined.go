@@ -26,24 +26,24 @@ const (
 // requires this layout, since its scheduler counts within a slice
 // (structured/internal/incubating/allocator_incubating.go of 0.34, checkAvailableCounters). The
 // slices are ordered by their first devices. Devices of a counter set too large for a slice are
-// left out, with a problem for each in left.
-func (in *input) combineSlices(all content) (out []resourceslice.Slice, left []discovery.Problem) {
-	for _, unit := range all.smallestSlices() {
-		left = append(left, in.fitUnit(&unit)...)
+// left out, with a problem for each.
+func (b *builder) combineSlices() (out []resourceslice.Slice) {
+	for _, unit := range b.smallestSlices() {
+		b.fitUnit(&unit)
 		if last := len(out) - 1; last >= 0 && fitsLimits(join(out[last], unit)) {
 			out[last] = join(out[last], unit)
 			continue
 		}
 		out = append(out, unit)
 	}
-	return out, left
+	return out
 }
 
 // smallestSlices returns the smallest possible slices: each counter set with all its consumers, and
 // each other device alone.
-func (c content) smallestSlices() (units []resourceslice.Slice) {
+func (b *builder) smallestSlices() (units []resourceslice.Slice) {
 	of := make(map[string]int) // index in units, by counter set
-	for _, device := range c.inOrder() {
+	for _, device := range b.devicesInOrder() {
 		if len(device.ConsumesCounters) == 0 {
 			units = append(units, resourceslice.Slice{Devices: []resourceapi.Device{device}})
 			continue
@@ -52,7 +52,7 @@ func (c content) smallestSlices() (units []resourceslice.Slice) {
 		i, found := of[set]
 		if !found {
 			i, of[set] = len(units), len(units)
-			units = append(units, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{c.counters[set]}})
+			units = append(units, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{b.counters[set]}})
 		}
 		units[i].Devices = append(units[i].Devices, device)
 	}
@@ -85,21 +85,20 @@ var errNoRoom = errors.New("the API server wants all devices that compete in one
 // fitUnit removes devices from a unit too large for a slice. The last devices are removed first,
 // and allocated devices after all others, because the scheduler must see how much the allocated
 // devices consume.
-func (in *input) fitUnit(unit *resourceslice.Slice) (left []discovery.Problem) {
+func (b *builder) fitUnit(unit *resourceslice.Slice) {
 	if fitsLimits(*unit) {
-		return nil
+		return
 	}
 	free := func(d resourceapi.Device) int {
-		if _, held := in.held[d.Name]; held {
+		if _, held := b.held[d.Name]; held {
 			return 0
 		}
 		return 1
 	}
 	devices := slices.Clone(unit.Devices)
-	slices.SortStableFunc(devices, func(a, b resourceapi.Device) int { return cmp.Compare(free(a), free(b)) })
+	slices.SortStableFunc(devices, func(x, y resourceapi.Device) int { return cmp.Compare(free(x), free(y)) })
 	for unit.Devices = devices; len(unit.Devices) > 0 && !fitsLimits(*unit); unit.Devices = unit.Devices[:len(unit.Devices)-1] {
-		left = append(left, discovery.Problem{Device: unit.Devices[len(unit.Devices)-1].Name, Err: errNoRoom})
+		b.problems = append(b.problems, discovery.Problem{Device: unit.Devices[len(unit.Devices)-1].Name, Err: errNoRoom})
 	}
-	slices.SortFunc(unit.Devices, func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
-	return left
+	slices.SortFunc(unit.Devices, func(x, y resourceapi.Device) int { return strings.Compare(x.Name, y.Name) })
 }

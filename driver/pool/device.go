@@ -12,25 +12,25 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// add adds a device of the snapshot to out, under each of its published names.
-func (in *input) add(out *content, d *rules.Offered) error {
-	device := resourceapi.Device{Name: d.Name, Attributes: in.publishedAttributes(d), Capacity: d.Capacity, Taints: in.healthTaints(in.publishedHealth(d))}
-	device.NodeAllocatableResources = in.publishedOverhead(d)
-	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters {
+// addDevice adds a device of the snapshot, under each of its published names.
+func (b *builder) addDevice(d *rules.Offered) error {
+	device := resourceapi.Device{Name: d.Name, Attributes: b.publishedAttributes(d), Capacity: d.Capacity, Taints: b.healthTaints(b.publishedHealth(d))}
+	device.NodeAllocatableResources = b.publishedOverhead(d)
+	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && b.Features.Counters {
 		set := d.PartOf.Name
-		if err := addCounters(out, set, d.PartOf.Counters, d.Takes); err != nil {
+		if err := b.addCounters(set, d.PartOf.Counters, d.Takes); err != nil {
 			return err
 		}
 		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: toCounters(d.Takes)}}
 	}
-	names, shared := in.names(d)
+	names, shared := b.names(d)
 	if shared {
 		device.AllowMultipleAllocations = new(true)
 		device.Capacity = consumableCapacity(d)
 	}
 	for _, name := range names {
 		device.Name = name
-		out.devices[name], out.places[name] = device, in.near.places[d.Silicon()]
+		b.devices[name], b.places[name] = device, b.near.places[d.Silicon()]
 	}
 	return nil
 }
@@ -41,14 +41,14 @@ func (in *input) add(out *content, d *rules.Offered) error {
 // There are two exceptions, in which the device is published once, for one claim: a device with
 // counters, which would otherwise be consumed once for each share, and a device whose name has no
 // room for a number.
-func (in *input) names(d *rules.Offered) (names []string, shared bool) {
+func (b *builder) names(d *rules.Offered) (names []string, shared bool) {
 	numbered := sharesOf(d)
-	counted := d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters
+	counted := d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && b.Features.Counters
 	switch {
-	case in.joined[d.Interchangeable] != nil:
+	case b.joined[d.Interchangeable] != nil:
 		return []string{d.Interchangeable}, false
 	case !d.Shareable && d.Sharing == nil:
-	case in.Features.Sharing:
+	case b.Features.Sharing:
 		return []string{d.Name}, true
 	case numbered > 0 && !counted && len(rules.ShareName(d.Name, numbered-1, numbered)) <= validation.DNS1123LabelMaxLength:
 		for i := range numbered {
@@ -64,8 +64,8 @@ func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 // charges them for each claim on the device and each pod of the claim
 // (pkg/scheduler/framework/plugins/ dynamicresources/nodeallocatabledynamicresources.go). A share,
 // numbered or not, therefore costs as much as the whole device.
-func (in *input) publishedOverhead(d *rules.Offered) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
-	if len(d.Overhead) == 0 || !in.Features.Overhead {
+func (b *builder) publishedOverhead(d *rules.Offered) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
+	if len(d.Overhead) == 0 || !b.Features.Overhead {
 		return nil
 	}
 	out := make(map[corev1.ResourceName]resourceapi.NodeAllocatableResource, len(d.Overhead))
@@ -103,12 +103,12 @@ func consumableCapacity(d *rules.Offered) discovery.Capacity {
 	return capacity
 }
 
-// addCounters adds the counter set of a physical device to out. If out has the set already,
-// addCounters returns an error for a consumed counter missing from the set.
-func addCounters(out *content, name string, all, taken map[string]resource.Quantity) error {
-	set, found := out.counters[name]
+// addCounters adds the counter set of a physical device. If the set exists already, addCounters
+// returns an error for a consumed counter missing from the set.
+func (b *builder) addCounters(name string, all, taken map[string]resource.Quantity) error {
+	set, found := b.counters[name]
 	if !found {
-		out.counters[name] = resourceapi.CounterSet{Name: name, Counters: toCounters(all)}
+		b.counters[name] = resourceapi.CounterSet{Name: name, Counters: toCounters(all)}
 		return nil
 	}
 	for counter := range taken {
@@ -129,8 +129,8 @@ func toCounters(quantities map[string]resource.Quantity) map[string]resourceapi.
 
 // publishedHealth returns the health to publish for a device. An excused device with unknown health
 // is published as healthy.
-func (in *input) publishedHealth(d *rules.Offered) discovery.Health {
-	if d.Health.Status == discovery.Unknown && in.ExcusedHealth[d.Name] {
+func (b *builder) publishedHealth(d *rules.Offered) discovery.Health {
+	if d.Health.Status == discovery.Unknown && b.ExcusedHealth[d.Name] {
 		return discovery.Health{Status: discovery.Healthy}
 	}
 	return d.Health
@@ -140,12 +140,12 @@ func (in *input) publishedHealth(d *rules.Offered) discovery.Health {
 // device unless the server keeps taints without an effect. TimeAdded is the start of the state,
 // which is the same after a restart of the agent. If the start is unknown, the server sets the
 // time.
-func (in *input) healthTaints(health discovery.Health) []resourceapi.DeviceTaint {
+func (b *builder) healthTaints(health discovery.Health) []resourceapi.DeviceTaint {
 	key := health.Key()
-	if key == "" || !in.Features.Taints || !in.Features.NoEffectTaints && health.IsUsable() {
+	if key == "" || !b.Features.Taints || !b.Features.NoEffectTaints && health.IsUsable() {
 		return nil
 	}
-	taint := resourceapi.DeviceTaint{Key: taintKey(key), Effect: health.Effect}
+	taint := resourceapi.DeviceTaint{Key: discovery.Domain + "/" + string(key), Effect: health.Effect}
 	if taint.Effect == "" {
 		taint.Effect = resourceapi.DeviceTaintEffectNoSchedule
 	}
@@ -153,8 +153,4 @@ func (in *input) healthTaints(health discovery.Health) []resourceapi.DeviceTaint
 		taint.TimeAdded = &health.Since
 	}
 	return []resourceapi.DeviceTaint{taint}
-}
-
-func taintKey(condition discovery.Condition) string {
-	return discovery.Domain + "/" + string(condition)
 }

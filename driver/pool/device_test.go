@@ -38,7 +38,7 @@ func TestSlicesOfSharedDevices(t *testing.T) {
 		if len(problems) > 0 {
 			t.Errorf("problems: %v", problems)
 		}
-		return contentOf(out).devices
+		return devicesOf(out)
 	}
 	d := all(features.All(), byMemory("a", 8))["a"]
 	memory, cores := d.Capacity["memory"].RequestPolicy, d.Capacity["cores"].RequestPolicy

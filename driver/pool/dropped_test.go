@@ -23,7 +23,7 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 			first := discoverytest.RandomHost(random, 30)
 			in := Input{Features: after, Snapshot: discoverytest.RandomHost(random, 30), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
 			in.Last, _ = BuildPool(Input{Snapshot: first, Features: before})
-			for _, name := range slices.Sorted(maps.Keys(contentOf(in.Last).devices)) {
+			for _, name := range slices.Sorted(maps.Keys(devicesOf(in.Last))) {
 				d, found := LookupDevice(first, name)
 				if !found || random.IntN(3) > 0 {
 					continue
@@ -33,9 +33,8 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 				in.Claims = append(in.Claims, h)
 			}
 			published, _ := BuildPool(in)
-			out := contentOf(published)
-			for _, device := range out.devices {
-				for _, what := range dropped(device, out, after) {
+			for _, device := range devicesOf(published) {
+				for _, what := range dropped(device, countersOf(published), after) {
 					t.Errorf("from %+v to %+v: %s has %s", before, after, device.Name, what)
 				}
 			}
@@ -44,7 +43,7 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 }
 
 // dropped names the fields of a device that the server drops or refuses.
-func dropped(d resourceapi.Device, all content, kept features.Set) (names []string) {
+func dropped(d resourceapi.Device, counters map[string]resourceapi.CounterSet, kept features.Set) (names []string) {
 	policies := 0
 	for _, capacity := range d.Capacity {
 		if capacity.RequestPolicy != nil {
@@ -68,7 +67,7 @@ func dropped(d resourceapi.Device, all content, kept features.Set) (names []stri
 			names = append(names, "groups")
 		}
 		for counter := range consumed.Counters {
-			if _, found := all.counters[consumed.CounterSet].Counters[counter]; !found {
+			if _, found := counters[consumed.CounterSet].Counters[counter]; !found {
 				names = append(names, fmt.Sprintf("counter %s/%s, which there is not", consumed.CounterSet, counter))
 			}
 		}

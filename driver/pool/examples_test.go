@@ -60,7 +60,7 @@ func TestAlignedExample(t *testing.T) {
 	settings := &rules.Rules{Attributes: []resourceapi.QualifiedName{"group4"}}
 	made, _ := BuildPool(Input{Snapshot: settings.ApplyTo(scan.ReadHost(host, families.All)), Features: features.All()})
 	members := make(map[string][]string)
-	for name, d := range contentOf(made).devices {
+	for name, d := range devicesOf(made) {
 		group := *d.Attributes[topology.GroupAttribute(4)].StringValue
 		members[group] = append(members[group], name)
 	}

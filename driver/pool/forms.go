@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"fmt"
 	"slices"
 
 	"chandler.dev/discovery/rules"
@@ -14,20 +15,20 @@ type owned struct {
 	owner allocation.Owner
 }
 
-// reshapedClaims returns the claims with a device in another form than the pool would publish now.
-// The form changes when the administrator configures sharing differently, or when the API server
-// gains or loses sharing. The scheduler cannot see how much such a claim consumes, and the driver
-// would refuse further allocations. The result is indexed by device name, or by the name of the
-// physical device if the device consumes counters.
-func (in *input) reshapedClaims(devices []rules.Offered) map[string]string {
-	who := make(map[string]string)
+// reshapedDevices returns an error for each device that a claim has in another form than the pool
+// would publish now. The form changes when the administrator configures sharing differently, or when
+// the API server gains or loses sharing. The scheduler cannot see how much such a claim consumes, and
+// the driver would refuse further allocations. The result is indexed by device name, or by the name
+// of the physical device if the device consumes counters.
+func (b *builder) reshapedDevices(devices []rules.Offered) map[string]error {
+	reshaped := make(map[string]error)
 	for i := range devices {
 		d := &devices[i]
-		if len(in.owned[d.Name]) == 0 || d.Shareable {
+		if len(b.owned[d.Name]) == 0 || d.Shareable {
 			continue
 		}
-		names, shared := in.names(d)
-		for _, o := range in.owned[d.Name] {
+		names, shared := b.names(d)
+		for _, o := range b.owned[d.Name] {
 			same := slices.Contains(names, o.name) && (o.hold.Shares == 0 || o.hold.Shares == d.Shares())
 			switch {
 			case shared:
@@ -35,16 +36,17 @@ func (in *input) reshapedClaims(devices []rules.Offered) map[string]string {
 			case o.name == d.Name:
 				same = same && o.hold.Amount == nil
 			}
-			switch {
-			case same:
-			case len(d.Takes) > 0:
-				who[d.Silicon()] = o.owner.String()
-			default:
-				who[d.Name] = o.owner.String()
+			if same {
+				continue
 			}
+			name := d.Name
+			if len(d.Takes) > 0 {
+				name = d.Silicon()
+			}
+			reshaped[name] = fmt.Errorf("%s has it, or a part of its silicon, in another form; it is left out until that ends", o.owner)
 		}
 	}
-	return who
+	return reshaped
 }
 
 // isShareOf reports whether an amount is a share in the present form of the device.

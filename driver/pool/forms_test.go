@@ -115,5 +115,5 @@ func admin(c *allocation.Claim) *allocation.Claim {
 
 // namesIn returns the names of the devices in a pool.
 func namesIn(pool resourceslice.Pool) string {
-	return strings.Join(slices.Sorted(maps.Keys(contentOf(pool).devices)), " ")
+	return strings.Join(slices.Sorted(maps.Keys(devicesOf(pool))), " ")
 }

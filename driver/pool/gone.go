@@ -44,10 +44,10 @@ func counterConsumption(h allocation.Hold, set resourceapi.CounterSet) []resourc
 // claim may have recorded a device as alone before the device and others became one group. The
 // configuration may leave such a device out, but a claim for another device of the group under vfio
 // takes all functions of the group.
-func (in *input) joinGone() {
+func (b *builder) joinGone() {
 	groups := make(map[string]string) // name of the physical device, by the name of a function in its group
-	for i := range in.Snapshot.Devices {
-		d := &in.Snapshot.Devices[i]
+	for i := range b.Snapshot.Devices {
+		d := &b.Snapshot.Devices[i]
 		if d.PartOf == nil || d.Passthrough == nil {
 			continue
 		}
@@ -55,26 +55,26 @@ func (in *input) joinGone() {
 			groups[discovery.DeviceName(sysfs.Device{Path: source})] = d.Silicon()
 		}
 	}
-	for name, h := range in.alone {
-		silicon, joined := groups[in.held[name]]
-		if _, present := in.Snapshot.Lookup(in.held[name]); joined && !present && h.Silicon != silicon {
+	for name, h := range b.alone {
+		silicon, joined := groups[b.held[name]]
+		if _, present := b.Snapshot.Lookup(b.held[name]); joined && !present && h.Silicon != silicon {
 			h.Silicon, h.Whole, h.Takes = silicon, true, nil
-			in.alone[name] = h
+			b.alone[name] = h
 		}
 	}
 }
 
 // takenByGone returns the allocations of devices missing from the snapshot, by physical device.
-func (in *input) takenByGone() map[string][]allocation.Hold {
+func (b *builder) takenByGone() map[string][]allocation.Hold {
 	gone := make(map[string][]allocation.Hold)
-	for name, h := range in.alone {
-		if _, present := in.Snapshot.Lookup(in.held[name]); !present {
+	for name, h := range b.alone {
+		if _, present := b.Snapshot.Lookup(b.held[name]); !present {
 			gone[h.Silicon] = append(gone[h.Silicon], h)
 		}
 	}
-	for _, holds := range in.chosen {
+	for _, holds := range b.chosen {
 		for _, h := range holds {
-			if _, present := in.Snapshot.Lookup(h.Device); !present {
+			if _, present := b.Snapshot.Lookup(h.Device); !present {
 				gone[h.Silicon] = append(gone[h.Silicon], h)
 			}
 		}
@@ -84,14 +84,14 @@ func (in *input) takenByGone() map[string][]allocation.Hold {
 
 // isUncounted reports whether the scheduler cannot see the competition between a device and the
 // allocated devices in gone.
-func (in *input) isUncounted(d *rules.Offered, gone []allocation.Hold) bool {
+func (b *builder) isUncounted(d *rules.Offered, gone []allocation.Hold) bool {
 	return slices.ContainsFunc(gone, func(h allocation.Hold) bool {
 		switch {
 		case d.PartOf == nil:
 			return true
 		case !h.Whole && len(h.Takes) == 0:
 			return false
-		case !in.Features.Counters:
+		case !b.Features.Counters:
 			return true
 		}
 		_, counted := takenOf(h, d.PartOf.Counters)
@@ -103,37 +103,37 @@ func (in *input) isUncounted(d *rules.Offered, gone []allocation.Hold) bool {
 // never published by this process has only a name. If the server lacks taints, addGone adds only
 // exclusively allocated devices whose counters the scheduler must see. No other claim can allocate
 // such a device.
-func (in *input) addGone(out *content) {
-	for name, source := range in.held {
-		if _, present := in.Snapshot.Lookup(source); present {
+func (b *builder) addGone() {
+	for name, source := range b.held {
+		if _, present := b.Snapshot.Lookup(source); present {
 			continue
 		}
-		device, known := in.last.devices[name]
+		device, known := b.lastDevices[name]
 		if !known {
 			device = resourceapi.Device{Name: name}
 		}
 		device = withoutRelations(device)
-		device.Taints = in.healthTaints(in.Snapshot.Gone.HealthOf(source, in.GoneEffect))
-		if !in.Features.Sharing {
+		device.Taints = b.healthTaints(b.Snapshot.Gone.HealthOf(source, b.GoneEffect))
+		if !b.Features.Sharing {
 			device.AllowMultipleAllocations, device.Capacity = nil, withoutPolicies(device.Capacity)
 		}
-		if !in.Features.Overhead {
+		if !b.Features.Overhead {
 			device.NodeAllocatableResources = nil
 		}
-		if !in.Features.Lists {
+		if !b.Features.Lists {
 			device.Attributes = withoutLists(device.Attributes)
 		}
-		h, taken := in.alone[name]
-		if set, found := out.counters[h.Silicon]; taken && found {
+		h, taken := b.alone[name]
+		if set, found := b.counters[h.Silicon]; taken && found {
 			device.ConsumesCounters = counterConsumption(h, set)
 		}
-		if !in.Features.Taints && (!consumesCounters(device) || !taken) {
+		if !b.Features.Taints && (!consumesCounters(device) || !taken) {
 			continue
 		}
-		if !in.keepCounters(out, device.ConsumesCounters) {
+		if !b.keepCounters(device.ConsumesCounters) {
 			device.ConsumesCounters = nil
 		}
-		out.devices[name] = device
+		b.devices[name] = device
 	}
 }
 
@@ -150,13 +150,13 @@ func withoutPolicies(capacity map[resourceapi.QualifiedName]resourceapi.DeviceCa
 
 // keepCounters adds the counter sets of a vanished device's consumption, and reports whether all of
 // them still exist. The physical device may have been replaced by another.
-func (in *input) keepCounters(out *content, consumptions []resourceapi.DeviceCounterConsumption) bool {
+func (b *builder) keepCounters(consumptions []resourceapi.DeviceCounterConsumption) bool {
 	for _, consumed := range consumptions {
-		set, found := out.counters[consumed.CounterSet]
+		set, found := b.counters[consumed.CounterSet]
 		if !found {
-			set, found = in.last.counters[consumed.CounterSet]
+			set, found = b.lastCounters[consumed.CounterSet]
 		}
-		if !found || !in.Features.Counters {
+		if !found || !b.Features.Counters {
 			return false
 		}
 		for counter := range consumed.Counters {
@@ -164,7 +164,7 @@ func (in *input) keepCounters(out *content, consumptions []resourceapi.DeviceCou
 				return false
 			}
 		}
-		out.counters[consumed.CounterSet] = set
+		b.counters[consumed.CounterSet] = set
 	}
 	return true
 }

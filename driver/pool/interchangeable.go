@@ -26,21 +26,21 @@ const MaxChosen = resourceapi.AllocationResultsMaxSize
 // attributes, or an attribute of [discovery.DistinctAttributes] that the administrator lists. Devices
 // with an extended resource as an attribute are published one by one too, because the attribute is
 // for programs that find the devices of a claim by their ResourceSlice.
-func (in *input) joinInterchangeable() map[string]*rules.Offered {
+func (b *builder) joinInterchangeable() map[string]*rules.Offered {
 	first, apart := make(map[string]*rules.Offered), make(map[string]bool)
-	isUsable := func(d *rules.Offered) bool { return in.publishedHealth(d).IsUsable() }
-	for i := range in.Snapshot.Devices {
-		d := &in.Snapshot.Devices[i]
+	isUsable := func(d *rules.Offered) bool { return b.publishedHealth(d).IsUsable() }
+	for i := range b.Snapshot.Devices {
+		d := &b.Snapshot.Devices[i]
 		if known := first[d.Interchangeable]; known == nil || !isUsable(known) && isUsable(d) {
 			first[d.Interchangeable] = d
 		}
 	}
 	delete(first, "")
 	isNamed := func(offer discovery.Offer) bool { return offer.NameAs != "" }
-	for i := range in.Snapshot.Devices {
-		d := &in.Snapshot.Devices[i]
+	for i := range b.Snapshot.Devices {
+		d := &b.Snapshot.Devices[i]
 		known := first[d.Interchangeable]
-		if known != nil && (!in.Features.Sharing || d.Sharing != nil || d.Passthrough != nil || slices.ContainsFunc(d.Offers, isNamed) || in.listsDistinct(d) || isUsable(d) && !in.isAlike(d, known)) {
+		if known != nil && (!b.Features.Sharing || d.Sharing != nil || d.Passthrough != nil || slices.ContainsFunc(d.Offers, isNamed) || b.listsDistinct(d) || isUsable(d) && !b.isAlike(d, known)) {
 			apart[d.Interchangeable] = true
 		}
 	}
@@ -51,21 +51,21 @@ func (in *input) joinInterchangeable() map[string]*rules.Offered {
 // listsDistinct reports whether the administrator lists an attribute that distinguishes the device
 // from interchangeable ones. The answer is the same while the device is in a container, where its
 // network interface cannot be read.
-func (in *input) listsDistinct(d *rules.Offered) bool {
+func (b *builder) listsDistinct(d *rules.Offered) bool {
 	isFunction := d.Attributes.String("resource.kubernetes.io/pciBusID") != ""
 	return slices.ContainsFunc(discovery.DistinctAttributes, func(name resourceapi.QualifiedName) bool {
 		_, has := d.Attributes[name]
-		return in.isListed(name) && (has || isFunction)
+		return b.isListed(name) && (has || isFunction)
 	})
 }
 
 // isAlike reports whether two interchangeable devices have equal overhead and equal attributes, apart
 // from those that ResourceSlices do not have for interchangeable devices.
-func (in *input) isAlike(d, other *rules.Offered) bool {
+func (b *builder) isAlike(d, other *rules.Offered) bool {
 	names := slices.Concat(slices.Collect(maps.Keys(d.Attributes)), slices.Collect(maps.Keys(other.Attributes)))
 	return reflect.DeepEqual(d.Overhead, other.Overhead) && !slices.ContainsFunc(names, func(name resourceapi.QualifiedName) bool {
 		isPublished := !slices.Contains(discovery.OptionalAttributes, name) && !slices.Contains(discovery.DistinctAttributes, name)
-		return (isPublished || in.isListed(name)) && (!reflect.DeepEqual(d.Attributes[name], other.Attributes[name]) || !reflect.DeepEqual(d.Lists[name], other.Lists[name]))
+		return (isPublished || b.isListed(name)) && (!reflect.DeepEqual(d.Attributes[name], other.Attributes[name]) || !reflect.DeepEqual(d.Lists[name], other.Lists[name]))
 	})
 }
 
@@ -77,13 +77,13 @@ func (in *input) isAlike(d, other *rules.Offered) bool {
 // A claim requests several devices by an amount: the allocator does not allocate one device twice
 // for a request with a count (allocateOne in k8s.io/dynamic-resource-allocation v0.37,
 // structured/internal/*/allocator_*.go, continues after the device).
-func (in *input) addInterchangeable(out *content, free map[string][]string) {
-	for name, first := range in.joined {
+func (b *builder) addInterchangeable(free map[string][]string) {
+	for name, first := range b.joined {
 		count := make(map[string]bool)
 		for _, device := range free[name] {
 			count[device] = true
 		}
-		for _, hold := range in.chosen[name] {
+		for _, hold := range b.chosen[name] {
 			count[hold.Device] = true
 		}
 		if len(free[name]) == 0 {
@@ -94,14 +94,14 @@ func (in *input) addInterchangeable(out *content, free map[string][]string) {
 		if one.Cmp(most) == 0 {
 			amounts.Step = nil // the server refuses a step beyond the only amount
 		}
-		out.devices[name] = resourceapi.Device{
-			Name: name, Attributes: in.publishedAttributes(first), AllowMultipleAllocations: new(true),
-			NodeAllocatableResources: in.publishedOverhead(first),
+		b.devices[name] = resourceapi.Device{
+			Name: name, Attributes: b.publishedAttributes(first), AllowMultipleAllocations: new(true),
+			NodeAllocatableResources: b.publishedOverhead(first),
 			Capacity: discovery.Capacity{discovery.Shares: {
 				Value:         *resource.NewQuantity(int64(len(count)), resource.DecimalSI),
 				RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidRange: amounts},
 			}},
 		}
-		out.places[name] = in.near.places[first.Silicon()]
+		b.places[name] = b.near.places[first.Silicon()]
 	}
 }

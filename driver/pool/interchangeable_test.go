@@ -75,7 +75,7 @@ func TestInterchangeable(t *testing.T) {
 			if got := namesIn(made); got != test.names {
 				t.Errorf("the pool has %q, want %q", got, test.names)
 			}
-			d := contentOf(made).devices["channels"]
+			d := devicesOf(made)["channels"]
 			shares := d.Capacity[discovery.Shares].Value
 			if shares.Value() != test.capacity {
 				t.Errorf("the capacity is %s, want %d", shares.String(), test.capacity)
@@ -156,7 +156,7 @@ func TestInterchangeableFunctions(t *testing.T) {
 			if got := namesIn(made); got != test.names {
 				t.Errorf("the pool has %q, want %q", got, test.names)
 			}
-			d := contentOf(made).devices[joined]
+			d := devicesOf(made)[joined]
 			shares := d.Capacity[discovery.Shares].Value
 			if shares.Value() != test.capacity {
 				t.Errorf("the capacity is %s, want %d", shares.String(), test.capacity)

@@ -32,9 +32,9 @@ const (
 // k8s.io/api/resource/v1alpha3). A pool with more types would have no status.
 const maxPartitionTypes = 32
 
-// group sets the compatibility groups of the competing devices.
-func (c content) group() {
-	for name, device := range c.devices {
+// setGroups sets the compatibility groups of the competing devices.
+func (b *builder) setGroups() {
+	for name, device := range b.devices {
 		if !consumesCounters(device) {
 			continue
 		}
@@ -46,7 +46,7 @@ func (c content) group() {
 			}
 			device.ConsumesCounters[i].CompatibilityGroups = []string{group}
 		}
-		c.devices[name] = device
+		b.devices[name] = device
 	}
 }
 
@@ -55,11 +55,11 @@ func (c content) group() {
 // the same set, since Kubernetes compares the count of a type with the rest of one set
 // (consumesCountersKey in pkg/controller/resourcepoolstatusrequest/views.go). The type therefore
 // begins with the name of the physical device: "pci-0000-19-00-0/1g.10gb".
-func (c content) setPartitionTypes() bool {
-	types := c.partitionTypes()
+func (b *builder) setPartitionTypes() bool {
+	types := b.partitionTypes()
 	distinct := make(map[string]string)
 	for name, value := range types {
-		device := c.devices[name]
+		device := b.devices[name]
 		cost := costOf(device.ConsumesCounters)
 		if other, found := distinct[value]; found && other != cost {
 			return false
@@ -73,13 +73,13 @@ func (c content) setPartitionTypes() bool {
 		return false
 	}
 	for name, value := range types {
-		device := c.devices[name]
+		device := b.devices[name]
 		device.Attributes = maps.Clone(device.Attributes)
 		if device.Attributes == nil {
 			device.Attributes = make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute)
 		}
 		device.Attributes[partitionType] = resourceapi.DeviceAttribute{StringValue: &value}
-		c.devices[name] = device
+		b.devices[name] = device
 	}
 	return true
 }
@@ -94,7 +94,7 @@ func hasRoom(d resourceapi.Device) bool {
 		values < resourceapi.ResourceSliceMaxAttributeValuesPerDevice
 }
 
-// withoutRelations returns a device without the changes of group and classify.
+// withoutRelations returns a device without the changes of setGroups and setPartitionTypes.
 func withoutRelations(device resourceapi.Device) resourceapi.Device {
 	device.Attributes = maps.Clone(device.Attributes)
 	delete(device.Attributes, partitionType)
@@ -107,10 +107,10 @@ func withoutRelations(device resourceapi.Device) resourceapi.Device {
 
 // partitionTypes returns the type of each competing device, by device name. If devices with the
 // same kind consume different counters, a hash of the consumed counters follows the kind.
-func (c content) partitionTypes() map[string]string {
+func (b *builder) partitionTypes() map[string]string {
 	types := make(map[string]string)
 	costs := make(map[string]map[string]bool) // costs of the devices of a type
-	for name, device := range c.devices {
+	for name, device := range b.devices {
 		if !consumesCounters(device) {
 			continue
 		}
@@ -124,7 +124,7 @@ func (c content) partitionTypes() map[string]string {
 	}
 	for name, value := range types {
 		if len(costs[value]) > 1 {
-			sum := sha256.Sum256([]byte(costOf(c.devices[name].ConsumesCounters)))
+			sum := sha256.Sum256([]byte(costOf(b.devices[name].ConsumesCounters)))
 			types[name] = fmt.Sprintf("%s-%x", value, sum[:4])
 		}
 	}

@@ -196,7 +196,7 @@ func TestCompatibilityGroups(t *testing.T) {
 		if diff := cmp.Diff(want, groupsOf(in.Last)); diff != "" {
 			t.Errorf("%+v (-want +got):\n%s", in.Features, diff)
 		}
-		gone := contentOf(in.Last).devices["g0-a"]
+		gone := devicesOf(in.Last)["g0-a"]
 		if typed := gone.Attributes["partitionType"].StringValue != nil; typed != in.Features.PartitionType {
 			t.Errorf("%+v: what is gone has a type: %v", in.Features, typed)
 		}

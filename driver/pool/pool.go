@@ -42,72 +42,18 @@ type Input struct {
 // device.
 // The same input always gives the same slices.
 func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
-	in := &input{
-		Input: given, last: contentOf(given.Last), near: newNeighbourhood(rules.PlainDevices(given.Snapshot.Devices)),
-		held: make(map[string]string), alone: make(map[string]allocation.Hold), owned: make(map[string][]owned), chosen: make(map[string][]allocation.Hold),
-		moved: make(map[string]string),
+	b := newBuilder(given)
+	b.addDevices()
+	if b.Features.Groups {
+		b.setGroups()
 	}
-	for _, c := range given.Claims {
-		for i := range c.Results {
-			r := &c.Results[i]
-			chosen := r.IsChosen()
-			if !chosen {
-				in.held[r.Device] = r.Source
-			}
-			h := r.Hold()
-			if h.Open {
-				continue
-			}
-			in.owned[r.Source] = append(in.owned[r.Source], owned{r.Device, h, c.Owner()})
-			if moved := r.Edits.NetDevices; len(moved) == 1 {
-				in.moved[r.Source] = moved[0].HostInterfaceName
-			}
-			switch {
-			case chosen:
-				in.chosen[r.Device] = append(in.chosen[r.Device], h)
-			case h.Amount == nil:
-				in.alone[r.Device] = h
-			}
-		}
-	}
-	in.joined = in.joinInterchangeable()
-	in.joinGone()
-	return in.buildPool()
-}
-
-// input is an Input with indexes.
-type input struct {
-	Input
-	held  map[string]string          // allocated names to names in the snapshot, without common names
-	alone map[string]allocation.Hold // exclusive allocations, by allocated name, without common names
-	owned map[string][]owned         // allocations of devices without unlimited sharing, by name in the snapshot
-	moved map[string]string          // network interfaces that claims move to pods, by name in the snapshot
-
-	chosen map[string][]allocation.Hold // allocations by a common name, by that name
-	joined map[string]*rules.Offered    // the first of the devices that are published as one, by their common name
-
-	last content
-	near *neighbourhood
-}
-
-// content is the content of a pool.
-type content struct {
-	devices  map[string]resourceapi.Device
-	counters map[string]resourceapi.CounterSet
-	places   map[string]int // by device name: position of the physical device, see [neighbourhood]; 0 if the device vanished
-}
-
-func (in *input) buildPool() (resourceslice.Pool, []discovery.Problem) {
-	all, problems := in.poolContent()
-	typed := in.relateDevices(all)
-	in.shareLast(all)
+	typed := b.Features.PartitionType && b.setPartitionTypes()
+	b.shareLast()
 	var pool resourceslice.Pool
-	if in.Features.Separate || !in.Features.Counters { // without counters, slices need no combination
-		pool.Slices = separateSlices(all, in.Last)
+	if b.Features.Separate || !b.Features.Counters { // without counters, slices need no combination
+		pool.Slices = b.separateSlices()
 	} else {
-		var left []discovery.Problem
-		pool.Slices, left = in.combineSlices(all)
-		problems = append(problems, left...)
+		pool.Slices = b.combineSlices()
 	}
 	for i := range pool.Slices {
 		if typed && slices.ContainsFunc(pool.Slices[i].Devices, consumesCounters) {
@@ -118,86 +64,133 @@ func (in *input) buildPool() (resourceslice.Pool, []discovery.Problem) {
 		// An empty pool shows the presence of the driver.
 		pool.Slices = []resourceslice.Slice{{}}
 	}
-	return pool, problems
+	return pool, b.problems
 }
 
-// relateDevices sets the compatibility groups and partition types of competing devices, as far as
-// the server keeps them, and reports whether the devices have partition types. All published
-// devices are included, also allocated devices missing from the snapshot.
-func (in *input) relateDevices(all content) (typed bool) {
-	if in.Features.Groups {
-		all.group()
+// builder builds the content of a pool: devices, and the counter sets that they consume.
+type builder struct {
+	Input
+
+	devices  map[string]resourceapi.Device
+	counters map[string]resourceapi.CounterSet
+	places   map[string]int // by device name: position of the physical device, see [neighbourhood]; 0 if the device vanished
+	problems []discovery.Problem
+
+	held   map[string]string            // allocated names to names in the snapshot, without common names
+	alone  map[string]allocation.Hold   // exclusive allocations, by allocated name, without common names
+	owned  map[string][]owned           // allocations of devices without unlimited sharing, by name in the snapshot
+	chosen map[string][]allocation.Hold // allocations by a common name, by that name
+	moved  map[string]string            // network interfaces that claims move to pods, by name in the snapshot
+
+	joined map[string]*rules.Offered // the first of the devices that are published as one, by their common name
+	near   *neighbourhood
+
+	// The content of the pool as last published.
+	lastDevices  map[string]resourceapi.Device
+	lastCounters map[string]resourceapi.CounterSet
+}
+
+// newBuilder returns a builder without devices.
+func newBuilder(given Input) *builder {
+	b := &builder{
+		Input:   given,
+		devices: make(map[string]resourceapi.Device), counters: make(map[string]resourceapi.CounterSet), places: make(map[string]int),
+		held: make(map[string]string), alone: make(map[string]allocation.Hold), owned: make(map[string][]owned),
+		chosen: make(map[string][]allocation.Hold), moved: make(map[string]string),
+		near:        newNeighbourhood(rules.PlainDevices(given.Snapshot.Devices)),
+		lastDevices: devicesOf(given.Last), lastCounters: countersOf(given.Last),
 	}
-	return in.Features.PartitionType && all.setPartitionTypes()
+	for _, c := range given.Claims {
+		for i := range c.Results {
+			b.addAllocation(&c.Results[i], c.Owner())
+		}
+	}
+	b.joined = b.joinInterchangeable()
+	b.joinGone()
+	return b
+}
+
+// addAllocation adds an allocation to the indexes.
+func (b *builder) addAllocation(r *allocation.Result, owner allocation.Owner) {
+	chosen := r.IsChosen()
+	if !chosen {
+		b.held[r.Device] = r.Source
+	}
+	h := r.Hold()
+	if h.Open {
+		return
+	}
+	b.owned[r.Source] = append(b.owned[r.Source], owned{r.Device, h, owner})
+	if moved := r.Edits.NetDevices; len(moved) == 1 {
+		b.moved[r.Source] = moved[0].HostInterfaceName
+	}
+	switch {
+	case chosen:
+		b.chosen[r.Device] = append(b.chosen[r.Device], h)
+	case h.Amount == nil:
+		b.alone[r.Device] = h
+	}
 }
 
 // shareLast replaces devices by those of the last pool if they are equal. The library's caches still
 // have the last pool's devices, and memory would hold both.
-func (in *input) shareLast(all content) {
-	for name, device := range all.devices {
-		if last, known := in.last.devices[name]; known && equality.Semantic.DeepEqual(&last, &device) {
-			all.devices[name] = last
+func (b *builder) shareLast() {
+	for name, device := range b.devices {
+		if last, known := b.lastDevices[name]; known && equality.Semantic.DeepEqual(&last, &device) {
+			b.devices[name] = last
 		}
 	}
 }
 
 // separateSlices returns the slices of the counter sets, followed by the slices of the devices.
-func separateSlices(all content, last resourceslice.Pool) (out []resourceslice.Slice) {
-	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
+func (b *builder) separateSlices() (out []resourceslice.Slice) {
+	counters := slices.SortedFunc(maps.Values(b.counters), func(x, y resourceapi.CounterSet) int { return strings.Compare(x.Name, y.Name) })
 	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
 		out = append(out, resourceslice.Slice{SharedCounters: chunk})
 	}
-	for _, chunk := range divideDevices(all.inOrder(), last) {
+	for _, chunk := range divideDevices(b.devicesInOrder(), b.Last) {
 		out = append(out, resourceslice.Slice{Devices: chunk})
 	}
 	return out
 }
 
-// inOrder returns GPUs and NPUs before all other devices, both in topology order, and the devices of
-// one physical device in name order. A scheduler without another preference allocates the first free
-// devices of a slice (structured/internal/*/allocator_*.go of k8s.io/dynamic-resource-allocation, in
-// 0.34 to 0.37), so a pod with several devices gets devices near each other. A vanished device
-// follows its predecessor by name.
-func (c content) inOrder() []resourceapi.Device {
-	devices := slices.SortedFunc(maps.Values(c.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+// devicesInOrder returns GPUs and NPUs before all other devices, both in topology order, and the
+// devices of one physical device in name order. A scheduler without another preference allocates the
+// first free devices of a slice (structured/internal/*/allocator_*.go of
+// k8s.io/dynamic-resource-allocation, in 0.34 to 0.37), so a pod with several devices gets devices
+// near each other. A vanished device follows its predecessor by name.
+func (b *builder) devicesInOrder() []resourceapi.Device {
+	devices := slices.SortedFunc(maps.Values(b.devices), func(x, y resourceapi.Device) int { return strings.Compare(x.Name, y.Name) })
 	places, last := make(map[string]int, len(devices)), 0
 	for i := range devices {
-		last = cmp.Or(c.places[devices[i].Name], last)
+		last = cmp.Or(b.places[devices[i].Name], last)
 		places[devices[i].Name] = last
 	}
-	slices.SortStableFunc(devices, func(a, b resourceapi.Device) int { return cmp.Compare(places[a.Name], places[b.Name]) })
+	slices.SortStableFunc(devices, func(x, y resourceapi.Device) int { return cmp.Compare(places[x.Name], places[y.Name]) })
 	return devices
 }
 
-// poolContent returns the devices and counters of the pool.
-func (in *input) poolContent() (content, []discovery.Problem) {
-	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet), make(map[string]int)}
-	var problems []discovery.Problem
-	offered := in.chooseDevices()
-	reshaped := in.reshapedClaims(offered)
+// addDevices adds the devices of the pool and their counter sets.
+func (b *builder) addDevices() {
+	offered := b.chooseDevices()
+	reshaped := b.reshapedDevices(offered)
 	free := make(map[string][]string) // usable devices that are published as one, by their common name
-	for _, d := range offered {
-		if who := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()]); who != "" {
-			problems = append(problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("%s has it, or a part of its silicon, in another form; it is left out until that ends", who)})
-			continue
+	for i := range offered {
+		d := &offered[i]
+		err := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()], checkCounters(d))
+		switch {
+		case err != nil:
+		case b.joined[d.Interchangeable] == nil:
+			err = b.addDevice(d)
+		case b.publishedHealth(d).IsUsable():
+			free[d.Interchangeable] = append(free[d.Interchangeable], d.Name)
 		}
-		if err := checkCounters(&d); err != nil {
-			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
-			continue
-		}
-		if in.joined[d.Interchangeable] != nil {
-			if in.publishedHealth(&d).IsUsable() {
-				free[d.Interchangeable] = append(free[d.Interchangeable], d.Name)
-			}
-			continue
-		}
-		if err := in.add(&out, &d); err != nil {
-			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		if err != nil {
+			b.problems = append(b.problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 	}
-	in.addInterchangeable(&out, free)
-	in.addGone(&out)
-	return out, problems
+	b.addInterchangeable(free)
+	b.addGone()
 }
 
 // chooseDevices returns the devices to publish.
@@ -210,29 +203,29 @@ func (in *input) poolContent() (content, []discovery.Problem) {
 // If the server lacks counters, the scheduler cannot see competition. Then chooseDevices returns
 // only devices with room for each other: first the allocated devices, then usable ones, then the
 // rest, each in name order.
-func (in *input) chooseDevices() []rules.Offered {
-	gone := in.takenByGone()
-	offered := slices.DeleteFunc(slices.Clone(in.Snapshot.Devices), func(d rules.Offered) bool {
-		_, taken := in.alone[d.Name]
-		return in.Withheld[d.Silicon()] != "" || !taken && (!in.Features.Taints && !in.publishedHealth(&d).IsUsable() || in.isUncounted(&d, gone[d.Silicon()]))
+func (b *builder) chooseDevices() []rules.Offered {
+	gone := b.takenByGone()
+	offered := slices.DeleteFunc(slices.Clone(b.Snapshot.Devices), func(d rules.Offered) bool {
+		_, taken := b.alone[d.Name]
+		return b.Withheld[d.Silicon()] != "" || !taken && (!b.Features.Taints && !b.publishedHealth(&d).IsUsable() || b.isUncounted(&d, gone[d.Silicon()]))
 	})
-	if in.Features.Counters {
+	if b.Features.Counters {
 		return offered
 	}
 	held := make(map[string]bool)
-	for _, source := range in.held {
+	for _, source := range b.held {
 		held[source] = true
 	}
 	rank := func(d rules.Offered) int {
 		switch {
 		case held[d.Name]:
 			return 0
-		case in.publishedHealth(&d).IsUsable():
+		case b.publishedHealth(&d).IsUsable():
 			return 1
 		}
 		return 2
 	}
-	slices.SortStableFunc(offered, func(a, b rules.Offered) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(offered, func(x, y rules.Offered) int { return cmp.Compare(rank(x), rank(y)) })
 	left := make(discovery.Budgets)
 	return slices.DeleteFunc(offered, func(d rules.Offered) bool { return !takeOf(left, &d) })
 }
@@ -274,26 +267,34 @@ func checkCounters(d *rules.Offered) error {
 	return nil
 }
 
-// contentOf returns the content of a pool.
-func contentOf(pool resourceslice.Pool) content {
-	out := content{devices: make(map[string]resourceapi.Device), counters: make(map[string]resourceapi.CounterSet)}
+// devicesOf returns the devices of a pool, by name.
+func devicesOf(pool resourceslice.Pool) map[string]resourceapi.Device {
+	devices := make(map[string]resourceapi.Device)
 	for _, slice := range pool.Slices {
 		for _, device := range slice.Devices {
-			out.devices[device.Name] = device
-		}
-		for _, set := range slice.SharedCounters {
-			out.counters[set.Name] = set
+			devices[device.Name] = device
 		}
 	}
-	return out
+	return devices
+}
+
+// countersOf returns the counter sets of a pool, by name.
+func countersOf(pool resourceslice.Pool) map[string]resourceapi.CounterSet {
+	counters := make(map[string]resourceapi.CounterSet)
+	for _, slice := range pool.Slices {
+		for _, set := range slice.SharedCounters {
+			counters[set.Name] = set
+		}
+	}
+	return counters
 }
 
 // CompeteNewly reports whether a device consumes counters in after but not in before. If the server
 // drops counters, the scheduler could allocate such devices together until the agent detects the
 // drop.
 func CompeteNewly(before, after resourceslice.Pool) bool {
-	known := contentOf(before).devices
-	for name, device := range contentOf(after).devices {
+	known := devicesOf(before)
+	for name, device := range devicesOf(after) {
 		if consumesCounters(device) && !consumesCounters(known[name]) {
 			return true
 		}
