@@ -138,7 +138,7 @@ func moveGroup(w *World) bool {
 // another disk of the group. The agent has planned the work with the earlier group and is writing
 // the claim's record, which takes longer than the move.
 func leaveGroup(w *World) {
-	if w.pluginOnly() || w.isDown() || w.lasting.goesOn(diskFault) {
+	if w.pluginOnly() || w.isDown() || w.lasting.goesOn("kubeletDown") || w.lasting.goesOn(diskFault) {
 		moveDisk(w, 2)
 		return
 	}
@@ -155,9 +155,10 @@ func leaveGroup(w *World) {
 	claim := cluster.NewClaim(p.Claims[0], 1)
 	device := w.machine.Devices[machine.DeviceName(chance.PickOne(w.random, "0000:04:00.0", "0000:04:00.1"))]
 	w.specifyFunction(claim, &device)
+	claim.Spec.Devices.Config = machine.ConfigWith(machine.AsVFIO)
 	w.server.Put(claim)
 	w.cluster.SubmitPod(p)
-	for range 20 {
+	for range 300 { // 30 seconds, since the agent first publishes the present group
 		if writes.Load() {
 			break
 		}
