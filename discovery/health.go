@@ -16,9 +16,11 @@ type Health struct {
 
 	// Fix is the shell command that makes the device usable, or a command to examine the fault
 	// with a remark about the repair, if a reset of the device does not help: the host's
-	// configuration makes the device unusable, the fault is in another device, or a reset has
-	// begun.
+	// configuration makes the device unusable, or the fault is in another device.
 	Fix string `json:"-"`
+
+	// Resetting is set while the driver resets the device.
+	Resetting bool `json:"-"`
 
 	// OtherFunction is the address of the PCI function whose driver makes the device unusable, ""
 	// if the fault is in the device itself.
@@ -39,9 +41,6 @@ type Health struct {
 	Effect resourceapi.DeviceTaintEffect `json:"-"`
 	Stale  bool                          `json:"-"`
 }
-
-// AwaitReset is the [Health.Fix] of a device that its driver resets.
-const AwaitReset = "chandler doctor --only devices --wait 60s   # the driver resets the device; if the reset does not end, read the kernel's messages"
 
 // HealthStatus reports whether a device can be used.
 type HealthStatus string

@@ -127,6 +127,10 @@ func (p Problem) MarshalJSON() ([]byte, error) {
 	}{p.Device, p.Setting, p.Text()})
 }
 
+// IsUnread reports whether the problem means that its device could not be read. A setting that
+// cannot be applied is a problem of a device that could be read.
+func (p Problem) IsUnread() bool { return p.Setting == "" }
+
 // relativePath matches a path of the host without its leading slash. Errors of an [fs.FS] have such
 // paths.
 var relativePath = regexp.MustCompile(`(^|[ "'(])((?:dev|etc|proc|run|sys|usr|var)/)`)

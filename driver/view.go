@@ -140,7 +140,7 @@ func (v *view) Device(name string) (rules.Offered, bool) {
 // error is temporary.
 func (v *view) missingReason(pool, device string) error {
 	for _, problem := range v.snapshot.Problems {
-		if problem.Device == device && problem.Setting == "" || errors.Is(problem.Err, discovery.ErrNoAnswer) {
+		if problem.Device == device && problem.IsUnread() || errors.Is(problem.Err, discovery.ErrNoAnswer) {
 			return discovery.TransientError(withRefusal(RefusedWaiting, fmt.Errorf("device %s/%s is not yet known: %w", pool, device, problem)))
 		}
 	}

@@ -120,7 +120,7 @@ func (f *found) dropRepeated() {
 func markUnread(s *discovery.Snapshot) {
 	for _, problem := range s.Problems {
 		for i := range s.Devices {
-			if d := &s.Devices[i]; d.Name == problem.Device && problem.Setting == "" && d.Health.Status == discovery.Healthy {
+			if d := &s.Devices[i]; d.Name == problem.Device && problem.IsUnread() && d.Health.Status == discovery.Healthy {
 				d.Health = discovery.Health{Status: discovery.Unknown, Reason: problem.Text()}
 			}
 		}

@@ -146,7 +146,7 @@ const anyList = "/sys/"
 func causesOf(problems []discovery.Problem) map[string]error {
 	causes := make(map[string]error)
 	for _, problem := range problems {
-		if problem.Setting != "" {
+		if !problem.IsUnread() {
 			continue
 		}
 		name := problem.Device

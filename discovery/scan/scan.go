@@ -98,7 +98,7 @@ func (l familyScan) leftoversAfter(f *discovery.Family, before []familyScan) fam
 		markTaken(taken, look.Devices)
 		markTaken(taken, look.hadDevices)
 		for _, problem := range look.Problems {
-			if problem.Setting == "" {
+			if problem.IsUnread() {
 				taken[problem.Device] = true
 			}
 		}

@@ -133,7 +133,8 @@ func (s *Settler) settleDevice(d *discovery.Device, now time.Time) (wait time.Du
 	}
 	st.EffectiveAtOnce = st.isMade(reading) && !s.isHeld(d.Name)
 	if d.Health, wait = s.judgeReading(st, reading, now); d.Health.Reason == reading.Reason {
-		d.Health.Fix, d.Health.OtherFunction, d.Health.MissingNode, d.Health.Setting = reading.Fix, reading.OtherFunction, reading.MissingNode, reading.Setting
+		d.Health.Fix, d.Health.Setting, d.Health.Resetting = reading.Fix, reading.Setting, reading.Resetting
+		d.Health.OtherFunction, d.Health.MissingNode = reading.OtherFunction, reading.MissingNode
 	}
 	return wait
 }

@@ -259,7 +259,7 @@ var conditionTexts = map[discovery.Condition]string{
 func (f *Facts) reportUnhealthy(say *report.List, d *discovery.Device, health discovery.Health, others ...*discovery.Device) {
 	key := health.Key()
 	what, cause := conditionTexts[key], asSentence(health.Reason)
-	if health.Fix == discovery.AwaitReset {
+	if health.Resetting {
 		what = "is being reset"
 	}
 	text := fmt.Sprintf("%s %s%s", f.title(d), what, lastingText(health.Since.Time, f.Time))
@@ -310,7 +310,10 @@ func namesOf(devices []*discovery.Device) string {
 
 // conditionFix returns the commands that repair a condition.
 func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []string {
-	if d.Health.Fix != "" {
+	switch {
+	case d.Health.Resetting:
+		return []string{"chandler doctor --only devices --wait 60s   # the driver resets the device; if the reset does not end, read the kernel's messages"}
+	case d.Health.Fix != "":
 		return []string{d.Health.Fix}
 	}
 	if d.Health.Setting != "" {
@@ -462,7 +465,7 @@ func (f *Facts) reportProblem(say *report.List, p discovery.Problem, d *rules.Of
 		say.AddFault("CH0311", name+": the identity is not unique", asSentence(reason), look...)
 	case errors.Is(p.Err, pci.ErrVFIO) && !offered:
 		say.AddFault("CH0312", name+" is bound to vfio but cannot be opened", asSentence(reason)+" Chandler does not offer it.", f.vfioFix(errors.Is(p.Err, pci.ErrNoIOMMUGroup), at)...)
-	case p.Setting != "":
+	case !p.IsUnread():
 		say.AddFault("CH0309", p.Setting+" has no effect on "+name, asSentence(reason), look...)
 	case offered && !d.Health.IsUsable(): // checkHealth has reported that no new pod gets the device
 		say.AddFault("CH0309", name+" cannot be read completely", asSentence(reason), look...)

@@ -124,7 +124,7 @@ func health(function sysfs.Device, status string) discovery.Health {
 	health := discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver reports %.40q", status)}
 	switch status {
 	case "In reset":
-		health.Fix = discovery.AwaitReset
+		health.Resetting = true
 	case "Disabled", "Needs reset": // the driver has given up, or its automatic reset is off (include/uapi/drm/habanalabs_accel.h)
 		health.Fix = fmt.Sprintf("sudo hl-smi -r -i %s   # resets the device, after all processes on it have ended; if it remains disabled, reboot the node", function.Name())
 	}

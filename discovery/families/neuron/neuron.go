@@ -104,7 +104,7 @@ func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device
 func healthOf(state uint64) discovery.Health {
 	switch state {
 	case 0:
-		return discovery.Health{Status: discovery.Unknown, Reason: "the device is being reset", Fix: discovery.AwaitReset}
+		return discovery.Health{Status: discovery.Unknown, Reason: "the device is being reset", Resetting: true}
 	case 1:
 		return discovery.Health{Status: discovery.Healthy}
 	}
