@@ -265,7 +265,7 @@ func FuzzParseDriverConfig(f *testing.F) {
 func TestRenamed(t *testing.T) {
 	texts := make(map[string]string)
 	for previous, name := range Renamed {
-		texts[previous+": []\n"] = fmt.Sprintf("field %q was renamed to %q", previous, name)
+		texts[previous+": []\n"] = fmt.Sprintf("%s: the field was renamed to %q", previous, name)
 	}
 	for previous, name := range RenamedKinds {
 		want := fmt.Sprintf("%q was renamed to %q", previous, name)

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"chandler.dev/internal/jsonerror"
 	"chandler.dev/internal/pattern"
 )
 
@@ -23,12 +24,12 @@ var RenamedKinds = map[string]string{"hypervisor": "virtualization"}
 
 // withPresentName replaces the error for an unknown field if the field was renamed.
 func withPresentName(err error) error {
-	var field interface{ FieldPath() string }
-	if !errors.As(err, &field) {
+	var unknown interface{ FieldPath() string }
+	if !errors.As(err, &unknown) {
 		return err
 	}
-	if name := Renamed[field.FieldPath()]; name != "" {
-		return fmt.Errorf("field %q was renamed to %q", field.FieldPath(), name)
+	if name := Renamed[unknown.FieldPath()]; name != "" {
+		return jsonerror.FieldError{Path: unknown.FieldPath(), Text: fmt.Sprintf("the field was renamed to %q", name)}
 	}
 	return err
 }

@@ -115,6 +115,9 @@ func TestValidate(t *testing.T) {
 		"field of a configuration": {
 			header() + "modes: DRA\n", []string{`unknown field "modes"`}, true,
 		},
+		"line of a renamed field": {
+			header() + "\nhandover: []\n", []string{`-:4: error: DriverConfig: handover: the field was renamed to "reclaim"`}, true,
+		},
 		"what is to be provisioned": {
 			"apiVersion: chandler.dev/v1alpha1\nkind: ProvisionConfig\nfunctions: [{cel: 'device.', driver: vfio-pci}]\n", []string{"ProvisionConfig: functions[0].cel: "}, true,
 		},
