@@ -25,17 +25,18 @@ func Describe(data []byte, err error) error {
 	if bare := index.ReplaceAllString(path, ""); bare != wrong.Field && (wrong.Field == "" || !strings.HasPrefix(bare, wrong.Field+".")) {
 		path = wrong.Field
 	}
-	text := fmt.Sprintf("is %s; want %s", valueText(wrong.Value), typeText(wrong.Type))
-	if path == "" {
-		return errors.New(text)
-	}
-	return FieldError{path, text}
+	return FieldError{path, fmt.Sprintf("is %s; want %s", valueText(wrong.Value), typeText(wrong.Type))}
 }
 
-// FieldError is an error of a field.
+// FieldError is an error of a field, or of the whole document if the path is empty.
 type FieldError struct{ Path, Text string }
 
-func (e FieldError) Error() string { return e.Path + ": " + e.Text }
+func (e FieldError) Error() string {
+	if e.Path == "" {
+		return e.Text
+	}
+	return e.Path + ": " + e.Text
+}
 
 // FieldPath returns the path. The errors of sigs.k8s.io/json have the same method.
 func (e FieldError) FieldPath() string { return e.Path }

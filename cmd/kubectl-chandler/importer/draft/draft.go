@@ -6,8 +6,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
-	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -183,8 +183,10 @@ func (c *Config) fitsConfig(from source.Value, name string, entry v1alpha1.Drive
 		errs = both.Validate()
 	}
 	if len(errs) > 0 {
-		text := place.ReplaceAllString(v1alpha1.JoinErrors(errs).Error(), "")
-		c.notes.AddPodChange(from, "cannot be written: %s", strings.ReplaceAll(text, "\n", "; "))
+		for _, err := range errs {
+			err.Field = pathInEntry(err.Field)
+		}
+		c.notes.AddPodChange(from, "cannot be written: %s", strings.ReplaceAll(v1alpha1.JoinErrors(errs).Error(), "\n", "; "))
 		return false
 	}
 	c.names[name] = true
@@ -194,9 +196,16 @@ func (c *Config) fitsConfig(from source.Value, name string, entry v1alpha1.Drive
 // ellipsis is the JSON string "..." inside a JSON string.
 const ellipsis = `\"...\"`
 
-// place matches the beginning of errors: the place in the new configuration, which is not the place in
-// the source.
-var place = regexp.MustCompile(`(?m)^[a-z]+\[[0-9]+\](?:: |\.)`)
+// pathInEntry returns the part of a field's path below its list entry: "cel" for "exclude[0].cel". The
+// index is the entry's place in the new configuration, and the source has another one.
+func pathInEntry(path string) string {
+	_, entry, _ := strings.Cut(path, "[")
+	index, below, _ := strings.Cut(entry, "]")
+	if _, err := strconv.Atoi(index); err != nil {
+		return path // the field is in no list
+	}
+	return strings.TrimPrefix(below, ".")
+}
 
 // addOrigin stores the source of a list entry.
 func (c *Config) addOrigin(list string, from source.Value) {
