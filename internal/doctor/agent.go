@@ -42,6 +42,8 @@ func checkAgentRuns(f *Facts, say *report.List) {
 		say.AddFault("CH0701", name+" is not ready", asSentence(ready), logs)
 	case lives && live != "":
 		say.AddFault("CH0701", name+" does not respond to the kubelet", asSentence(live)+" The kubelet restarts the agent.", logs)
+	case f.Agent.Unready == UnreadyConfig:
+		say.AddOK("the agent runs")
 	case answered && ready == "":
 		since := ""
 		if pod != nil && pod.Status.StartTime != nil {
@@ -68,11 +70,16 @@ func checkAgentRuns(f *Facts, say *report.List) {
 // reports the agent.
 const takeover = time.Minute
 
+// isStuck reports whether another agent should have taken over from the ready agent.
+func (f *Facts) isStuck(other OtherAgent) bool {
+	return !other.Foreign && !podReady(other.Pod) && f.Time.Sub(other.Pod.CreationTimestamp.Time) >= takeover
+}
+
 // reportOtherAgents reports the agents that cannot take over from the ready agent.
 func (f *Facts) reportOtherAgents(say *report.List) {
 	for _, other := range f.Agent.OtherAgents {
 		pod := other.Pod
-		if other.Foreign || podReady(pod) || f.Time.Sub(pod.CreationTimestamp.Time) < takeover {
+		if !f.isStuck(other) || other.Unready == UnreadyConfig { // checkConfig reports the configuration
 			continue
 		}
 		why := other.Why
@@ -164,13 +171,22 @@ func checkConfig(f *Facts, say *report.List) {
 	if f.Agent.Unready == UnreadyConfig && why == "" {
 		why, known = f.Agent.Ready.Value, true
 	}
+	effect := " The last valid configuration remains in effect."
+	isNext := func(other OtherAgent) bool { return other.Unready == UnreadyConfig && f.isStuck(other) }
+	if i := slices.IndexFunc(f.Agent.OtherAgents, isNext); i >= 0 {
+		next := f.Agent.OtherAgents[i]
+		if why == "" {
+			why, known = next.Why, true
+		}
+		effect += fmt.Sprintf(" The agent %s does not become ready, and the update waits.", next.Pod.Name)
+	}
 	fixes := append([]string{"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | kubectl chandler validate -"},
 		codes.ConfigFixes("correct the error")...)
 	switch {
 	case !known:
 		say.AddSkipped("the configuration: %s", f.Agent.Config.unknownReason())
 	case why != "":
-		say.AddFault("CH0703", "the configuration is invalid", asSentence(strings.ReplaceAll(why, "\n", "; "))+" The last valid configuration remains in effect.", fixes...)
+		say.AddFault("CH0703", "the configuration is invalid", asSentence(strings.ReplaceAll(why, "\n", "; "))+effect, fixes...)
 	case f.Agent.Refused:
 		say.AddFault("CH0703", "the changed configuration is invalid", "The agent rejected it, and the previous one remains in effect. The error is not visible from here: the command prints it.", fixes...)
 	default:

@@ -458,11 +458,39 @@ func TestUnreadyReasons(t *testing.T) {
 	}
 }
 
+// An invalid configuration is one finding, also where the agent's pod is not ready, and where the agent
+// that should take over has it.
+func TestOneFindingForTheConfiguration(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-new", CreationTimestamp: ago(3 * time.Minute)}}
+	const why = "the configuration is invalid: exclude[0].cel: no such field"
+	const waits = "The agent chandler-new does not become ready, and the update waits."
+	for name, test := range map[string]struct {
+		set   func(*AgentFacts)
+		waits bool
+	}{
+		"the agent":      {func(a *AgentFacts) { a.Pod, a.Ready, a.Unready = KnownAnswer(pod), KnownAnswer(why), UnreadyConfig }, false},
+		"the next agent": {func(a *AgentFacts) { a.OtherAgents = []OtherAgent{{Pod: pod, Why: why, Unready: UnreadyConfig}} }, true},
+		"the next agent and ConfigMap": {func(a *AgentFacts) {
+			a.OtherAgents, a.Config = []OtherAgent{{Pod: pod, Why: why, Unready: UnreadyConfig}}, KnownAnswer(why)
+		}, true},
+	} {
+		f := healthy()
+		test.set(&f.Agent)
+		if found := JudgeFacts(f).Codes(); !slices.Equal(found, []string{"CH0703"}) {
+			t.Errorf("%s: found %v", name, found)
+		}
+		got := strings.Join(strings.Fields(printed(t, f, terminal.Plain, true)), " ")
+		if strings.Count(got, "exclude[0].cel: no such field") != 1 || strings.Contains(got, waits) != test.waits {
+			t.Errorf("%s: printed\n%s", name, got)
+		}
+	}
+}
+
 // An agent that cannot take over is reported after a while, although another agent is ready.
 func TestAgentBeside(t *testing.T) {
 	f := healthy()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-new", CreationTimestamp: ago(30 * time.Second)}}
-	f.Agent.OtherAgents = []OtherAgent{{Pod: pod, Why: "the configuration is invalid: exclude[0].cel: no such field"}}
+	f.Agent.OtherAgents = []OtherAgent{{Pod: pod, Why: "the kubelet has not answered the registration of the DRA driver yet", Unready: UnreadyRegistration}}
 	if found := JudgeFacts(f).Codes(); len(found) > 0 {
 		t.Errorf("found %v of an agent that has just started", found)
 	}
@@ -471,7 +499,7 @@ func TestAgentBeside(t *testing.T) {
 		t.Errorf("found %v", found)
 	}
 	got := printed(t, f, terminal.Plain, true)
-	for _, want := range []string{"two agents are on this node, and chandler-new is not ready, for 3 min", "exclude[0].cel: no such field", "kubectl -n chandler logs chandler-new"} {
+	for _, want := range []string{"two agents are on this node, and chandler-new is not ready, for 3 min", "the DRA driver", "kubectl -n chandler logs chandler-new"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing:\n%s", want, got)
 		}

@@ -287,8 +287,9 @@ type AgentFacts struct {
 // agent of the same installation waits to take over.
 type OtherAgent struct {
 	Pod     *corev1.Pod
-	Why     string // the agent's reason for not being ready, "" if unknown
-	Foreign bool   // the agent belongs to another installation
+	Why     string        // the agent's reason for not being ready, "" if unknown
+	Unready UnreadyReason // as in AgentFacts
+	Foreign bool          // the agent belongs to another installation
 }
 
 // Records are the allocation records of the agent.

@@ -174,8 +174,8 @@ func askBeside(ctx context.Context, a *doctor.AgentFacts) {
 			continue
 		}
 		all.Go(func() {
-			if why, _, err := probeHealth(ctx, net.JoinHostPort(other.Pod.Status.PodIP, port), "/readyz"); err == nil {
-				other.Why = why
+			if why, header, err := probeHealth(ctx, net.JoinHostPort(other.Pod.Status.PodIP, port), "/readyz"); err == nil {
+				other.Why, other.Unready = why, doctor.UnreadyReason(header.Get(doctor.UnreadyHeader))
 			}
 		})
 	}

@@ -288,6 +288,7 @@ func TestPods(t *testing.T) {
 // requested.
 func TestAgentBeside(t *testing.T) {
 	next := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(doctor.UnreadyHeader, string(doctor.UnreadyConfig))
 		http.Error(w, r.URL.Path+": the configuration is invalid", http.StatusServiceUnavailable)
 	}))
 	defer next.Close()
@@ -304,7 +305,7 @@ func TestAgentBeside(t *testing.T) {
 		t.Errorf("the agent's pod is %v", pod)
 	}
 	askBeside(t.Context(), &f.Agent)
-	if b := f.Agent.OtherAgents; len(b) != 1 || b[0].Pod.Name != "chandler-next" || b[0].Why != "/readyz: the configuration is invalid" {
+	if b := f.Agent.OtherAgents; len(b) != 1 || b[0].Pod.Name != "chandler-next" || b[0].Why != "/readyz: the configuration is invalid" || b[0].Unready != doctor.UnreadyConfig {
 		t.Errorf("beside it: %+v", b)
 	}
 }
