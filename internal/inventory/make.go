@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pciids"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/natural"
 )
 
 // Make makes an inventory.
@@ -36,7 +37,7 @@ func Make(facts Facts) *Inventory {
 	if facts.ConsumersKnown {
 		inv.Holders = append(inv.Holders, facts.Holders...)
 		slices.SortStableFunc(inv.Holders, func(a, b Holder) int {
-			return cmp.Or(CompareNatural(a.Owner(), b.Owner()), CompareNatural(a.ResourceOrClaim(), b.ResourceOrClaim()), CompareNatural(a.Request, b.Request), CompareNatural(a.Device, b.Device), cmp.Compare(a.Container, b.Container))
+			return cmp.Or(natural.CompareNames(a.Owner(), b.Owner()), natural.CompareNames(a.ResourceOrClaim(), b.ResourceOrClaim()), natural.CompareNames(a.Request, b.Request), natural.CompareNames(a.Device, b.Device), cmp.Compare(a.Container, b.Container))
 		})
 		for _, h := range inv.Holders {
 			if d := inv.byName[h.Device]; d != nil {
@@ -250,7 +251,7 @@ func (inv *Inventory) addGone(gone discovery.Missing) {
 			inv.Gone[i].Hit = append(inv.Gone[i].Hit, h.Owner())
 		}
 	}
-	slices.SortFunc(inv.Gone, func(a, b Gone) int { return CompareNatural(a.Device, b.Device) })
+	slices.SortFunc(inv.Gone, func(a, b Gone) int { return natural.CompareNames(a.Device, b.Device) })
 }
 
 // setProblems sets the problems. Devices of one physical device with the same problem share an

@@ -10,6 +10,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/natural"
 )
 
 // Attributes defined by Kubernetes.
@@ -234,7 +235,7 @@ func group(devices []*Device) []Silicon {
 		all = append(all, siliconOf(name, byName[name]))
 	}
 	slices.SortStableFunc(all, func(a, b Silicon) int {
-		return cmp.Or(cmp.Compare(a.place.Root, b.place.Root), slices.Compare(a.place.Bridges, b.place.Bridges), cmp.Compare(a.Address, b.Address), CompareNatural(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.place.Root, b.place.Root), slices.Compare(a.place.Bridges, b.place.Bridges), cmp.Compare(a.Address, b.Address), natural.CompareNames(a.Name, b.Name))
 	})
 	return all
 }
@@ -243,7 +244,7 @@ func group(devices []*Device) []Silicon {
 func siliconOf(name string, devices []*Device) Silicon {
 	s := Silicon{Name: name, physical: countPhysical(devices)}
 	slices.SortStableFunc(devices, func(a, b *Device) int {
-		return cmp.Or(cmp.Compare(vfIndex(a), vfIndex(b)), CompareNatural(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(vfIndex(a), vfIndex(b)), natural.CompareNames(a.Name, b.Name))
 	})
 	first := devices[0]
 	for _, d := range devices {

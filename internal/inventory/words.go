@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pciids"
+	"chandler.dev/internal/natural"
 )
 
 // ShortModel returns the model of the device without the vendor.
@@ -69,7 +70,6 @@ func Bytes(n int64) string {
 }
 
 var (
-	digits       = regexp.MustCompile(`\d+|\D+`)
 	functionName = regexp.MustCompile(`^pci(-[0-9a-f]+){4}`)
 	notLabel     = regexp.MustCompile(`[^a-z0-9]+`)
 )
@@ -78,24 +78,7 @@ var (
 // order of their addresses, whose numbers are hexadecimal.
 func CompareDevices(a, b string) int {
 	addressA, addressB := functionName.FindString(a), functionName.FindString(b)
-	return cmp.Or(strings.Compare(addressA, addressB), CompareNatural(a[len(addressA):], b[len(addressB):]))
-}
-
-// CompareNatural compares names with numbers by value: mlx5_2 comes before mlx5_10.
-func CompareNatural(a, b string) int {
-	as, bs := digits.FindAllString(a, -1), digits.FindAllString(b, -1)
-	for i := range min(len(as), len(bs)) {
-		x, errX := strconv.ParseUint(as[i], 10, 64)
-		y, errY := strconv.ParseUint(bs[i], 10, 64)
-		order := strings.Compare(as[i], bs[i])
-		if errX == nil && errY == nil {
-			order = cmp.Or(cmp.Compare(x, y), order)
-		}
-		if order != 0 {
-			return order
-		}
-	}
-	return cmp.Compare(len(as), len(bs))
+	return cmp.Or(strings.Compare(addressA, addressB), natural.CompareNames(a[len(addressA):], b[len(addressB):]))
 }
 
 // Ranges sorts numbers and formats them as ranges such as "24-27, 32", with the given dash.

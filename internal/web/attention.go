@@ -11,6 +11,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/doctor/codes"
 	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/natural"
 )
 
 // attention is a problem or a pending move.
@@ -137,7 +138,7 @@ func ownersOf(devices []*device) (owners []string) {
 			}
 		}
 	}
-	slices.SortFunc(owners, inventory.CompareNatural)
+	slices.SortFunc(owners, natural.CompareNames)
 	return owners
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/natural"
 )
 
 // stock is a row of equivalent devices.
@@ -60,7 +61,7 @@ func stockOf(all []*silicon) (rows []*stock) {
 		row.draw(of[row])
 	}
 	slices.SortStableFunc(rows, func(a, b *stock) int {
-		return cmp.Or(cmp.Compare(slices.Index(kinds, a.Kind), slices.Index(kinds, b.Kind)), inventory.CompareNatural(a.Model, b.Model), inventory.CompareNatural(a.Small, b.Small))
+		return cmp.Or(cmp.Compare(slices.Index(kinds, a.Kind), slices.Index(kinds, b.Kind)), natural.CompareNames(a.Model, b.Model), natural.CompareNames(a.Small, b.Small))
 	})
 	return rows
 }

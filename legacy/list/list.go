@@ -20,6 +20,7 @@ import (
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/ledger/exclusion"
+	"chandler.dev/internal/natural"
 )
 
 // Belief is what the kubelet may still assume about a resource.
@@ -311,7 +312,7 @@ func sharesOf(units []*Unit, had map[string]*allocation.Grant) map[string]*alloc
 				byNumber[trailingDigits(id)], free = id, append(free, id)
 			}
 		}
-		slices.SortFunc(ids, CompareNatural)
+		slices.SortFunc(ids, natural.CompareNames)
 		var odd []*allocation.Grant
 		for _, id := range ids {
 			if own, there := byNumber[trailingDigits(id)]; there && taken[own] == nil {
@@ -363,7 +364,7 @@ func standsFor(g *allocation.Grant, u *Unit) string {
 // sorted, which makes the final sort fast.
 func (l *List) sortedIDs(offered []*Unit) []string {
 	ids := make([]string, 0, len(l.rows))
-	for _, u := range slices.SortedFunc(slices.Values(offered), func(a, b *Unit) int { return CompareNatural(a.IDs[0], b.IDs[0]) }) {
+	for _, u := range slices.SortedFunc(slices.Values(offered), func(a, b *Unit) int { return natural.CompareNames(a.IDs[0], b.IDs[0]) }) {
 		ids = append(ids, u.IDs...)
 	}
 	if len(ids) < len(l.rows) {
@@ -377,7 +378,7 @@ func (l *List) sortedIDs(offered []*Unit) []string {
 			}
 		}
 	}
-	slices.SortFunc(ids, CompareNatural)
+	slices.SortFunc(ids, natural.CompareNames)
 	return ids
 }
 

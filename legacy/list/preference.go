@@ -8,6 +8,7 @@ import (
 
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/topology"
+	"chandler.dev/internal/natural"
 )
 
 // maxCompared limits the total number of devices in sets for individual comparison. It allows all
@@ -26,8 +27,8 @@ const maxCompared = 104_000
 // [rules.PolicyPacked]. IDs of a capacity come from a single unit. The same arguments always give
 // the same answer.
 func (l *List) PreferIDs(available, include []string, size int) ([]string, error) {
-	include = slices.Compact(slices.SortedFunc(slices.Values(include), CompareNatural))
-	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), CompareNatural))
+	include = slices.Compact(slices.SortedFunc(slices.Values(include), natural.CompareNames))
+	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), natural.CompareNames))
 	if size < len(include) || size > len(candidates) {
 		return nil, fmt.Errorf("preferred allocation of %d devices: %d are available, %d must be included", size, len(candidates), len(include))
 	}
@@ -36,7 +37,7 @@ func (l *List) PreferIDs(available, include []string, size int) ([]string, error
 	if !enough {
 		ids = n.bestChoice(size).chosenIDs()
 	}
-	slices.SortFunc(ids, CompareNatural)
+	slices.SortFunc(ids, natural.CompareNames)
 	return ids, nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/topology"
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/ledger/exclusion"
+	"chandler.dev/internal/natural"
 )
 
 // Unit contains the devices of an ID: a single device, or several that are only allocated together,
@@ -132,7 +133,7 @@ func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
 		}
 		joined.Devices = slices.Concat(u.Devices, joined.Devices)
 	}
-	slices.SortFunc(joined.IDs, CompareNatural)
+	slices.SortFunc(joined.IDs, natural.CompareNames)
 	joined.IDs = slices.Compact(joined.IDs)
 	joined.complete()
 	return joined
@@ -145,7 +146,7 @@ func settleIDs(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
 	var kept []*Unit
 	owner := make(map[string]*Unit)
 	for _, u := range units {
-		slices.SortFunc(u.IDs, CompareNatural)
+		slices.SortFunc(u.IDs, natural.CompareNames)
 		u.IDs = slices.DeleteFunc(slices.Compact(u.IDs), func(id string) bool {
 			var err error
 			switch first := owner[id]; {
@@ -217,7 +218,7 @@ func (u *Unit) GivenDevices() []rules.Offered {
 }
 
 func byName(a, b *Unit) int {
-	return cmp.Or(CompareNatural(a.Name, b.Name), slices.Compare(deviceNames(a), deviceNames(b)))
+	return cmp.Or(natural.CompareNames(a.Name, b.Name), slices.Compare(deviceNames(a), deviceNames(b)))
 }
 
 // deviceNames returns the names of a unit's devices before complete is called.
@@ -226,34 +227,4 @@ func deviceNames(u *Unit) (names []string) {
 		names = append(names, u.Devices[i].Name)
 	}
 	return names
-}
-
-// CompareNatural compares strings with numbers by value: "gpu9" comes before "gpu10".
-func CompareNatural(a, b string) int {
-	x, y := a, b
-	for x != "" && y != "" {
-		m, n := digits(x), digits(y)
-		if m == 0 || n == 0 {
-			if x[0] != y[0] {
-				return cmp.Compare(x[0], y[0])
-			}
-			x, y = x[1:], y[1:]
-			continue
-		}
-		number, other := strings.TrimLeft(x[:m], "0"), strings.TrimLeft(y[:n], "0")
-		if order := cmp.Or(cmp.Compare(len(number), len(other)), strings.Compare(number, other)); order != 0 {
-			return order
-		}
-		x, y = x[m:], y[n:]
-	}
-	return cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(a, b))
-}
-
-// digits returns the number of decimal digits at the beginning of s.
-func digits(s string) int {
-	n := 0
-	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
-		n++
-	}
-	return n
 }

@@ -1,7 +1,6 @@
 package list
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -56,15 +55,5 @@ func TestCheckResource(t *testing.T) {
 		if err := checkResource(name); (err == nil) != valid {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-func TestNatural(t *testing.T) {
-	want := []string{"", "0", "1", "a", "a01", "a1", "a1b", "a2", "a10", "a10b2", "a10b10", "b"}
-	got := slices.Clone(want)
-	slices.Reverse(got)
-	slices.SortFunc(got, CompareNatural)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
 	}
 }
