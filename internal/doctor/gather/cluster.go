@@ -18,10 +18,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	draclient "k8s.io/dynamic-resource-allocation/client"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/doctor/codes"
+	"chandler.dev/internal/podclaims"
 )
 
 // fromCache allows the API server to answer from its cache, which is recent enough and cheap.
@@ -166,7 +166,7 @@ func claimsOfPods(ctx context.Context, of kubernetes.Interface, pods doctor.Answ
 	var claims []resourceapi.ResourceClaim
 	read := make(map[string]bool)
 	for i := range pods.Value {
-		for _, name := range claimNames(&pods.Value[i]) {
+		for _, name := range podclaims.ClaimsOf(&pods.Value[i]) {
 			key := pods.Value[i].Namespace + "/" + name
 			if read[key] {
 				continue
@@ -183,19 +183,6 @@ func claimsOfPods(ctx context.Context, of kubernetes.Interface, pods doctor.Answ
 		}
 	}
 	return doctor.KnownAnswer(claims)
-}
-
-// claimNames returns the names of a pod's claims.
-func claimNames(pod *corev1.Pod) (names []string) {
-	for i := range pod.Spec.ResourceClaims {
-		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
-			names = append(names, *name)
-		}
-	}
-	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		names = append(names, extended.ResourceClaimName)
-	}
-	return names
 }
 
 // clockSkew returns how far the local clock is ahead of the API server's clock. The server's Date

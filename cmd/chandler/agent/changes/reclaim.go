@@ -11,6 +11,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/podclaims"
 	"chandler.dev/internal/reclaim"
 )
 
@@ -45,7 +46,7 @@ func podsOfNode(ctx context.Context, node *cluster.Node) (map[types.NamespacedNa
 	pods, err := node.ByName(ctx)
 	known := make(map[types.NamespacedName]reclaim.Pod, len(pods))
 	for name, pod := range pods {
-		p := reclaim.Pod{UID: cluster.KubeletUID(pod), Grace: ledger.DefaultTermination, Claims: cluster.ClaimsOf(pod), Resources: cluster.ResourcesOf(pod)}
+		p := reclaim.Pod{UID: cluster.KubeletUID(pod), Grace: ledger.DefaultTermination, Claims: podclaims.ClaimsOf(pod), Resources: cluster.ResourcesOf(pod)}
 		if seconds := pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
 			p.Grace = time.Duration(*seconds) * time.Second
 		}

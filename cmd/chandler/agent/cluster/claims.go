@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/podclaims"
 )
 
 // AbandonedClaims returns the claims that no longer exist in the API server or are no longer
@@ -109,7 +110,7 @@ func (r claimReader) isReferred(ctx context.Context, claim allocation.Owner, pod
 // can use it.
 func (r claimReader) referredByUID(ctx context.Context, claim allocation.Owner, pods []corev1.Pod) (bool, error) {
 	for _, pod := range pods {
-		for _, name := range ClaimsOf(&pod) {
+		for _, name := range podclaims.ClaimsOf(&pod) {
 			now, err := r.get(ctx, pod.Namespace, name)
 			if err != nil {
 				return true, err
@@ -162,7 +163,7 @@ func (n *Node) readClaims(ctx context.Context) (claims []*resourceapi.ResourceCl
 			continue
 		}
 		isAllocated := !requestsExtended(&pod) || pod.Status.ExtendedResourceClaimStatus != nil
-		for _, name := range ClaimsOf(&pod) {
+		for _, name := range podclaims.ClaimsOf(&pod) {
 			claim, err := reader.get(ctx, pod.Namespace, name)
 			if err != nil {
 				return nil, "", err
@@ -204,7 +205,7 @@ func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
 // with a reservation for the pod, the pod refers to the successor.
 func inPod(pods []corev1.Pod, claim allocation.Owner, successor *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
-		return pod.Namespace == claim.Namespace && slices.Contains(ClaimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
+		return pod.Namespace == claim.Namespace && slices.Contains(podclaims.ClaimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/podclaims"
 	"chandler.dev/internal/podevents"
 )
 
@@ -90,7 +91,7 @@ func isTerminal(pod corev1.Pod) bool {
 func (n *Node) Pods(ctx context.Context) (pods []podevents.Pod, err error) {
 	all, err := n.unendedPods(ctx)
 	for i := range all {
-		pods = append(pods, podevents.Pod{NamespacedName: nameOf(&all[i]), UID: all[i].UID, Claims: ClaimsOf(&all[i])})
+		pods = append(pods, podevents.Pod{NamespacedName: nameOf(&all[i]), UID: all[i].UID, Claims: podclaims.ClaimsOf(&all[i])})
 	}
 	return pods, err
 }
@@ -220,23 +221,4 @@ func (n *Node) readNode(ctx context.Context) (*seenNode, error) {
 
 func nameOf(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-}
-
-// ClaimsOf returns the names of the claims that a pod refers to.
-func ClaimsOf(pod *corev1.Pod) []string {
-	var names []string
-	for _, claim := range pod.Spec.ResourceClaims {
-		if claim.ResourceClaimName != nil {
-			names = append(names, *claim.ResourceClaimName)
-		}
-	}
-	for _, status := range pod.Status.ResourceClaimStatuses {
-		if status.ResourceClaimName != nil {
-			names = append(names, *status.ResourceClaimName)
-		}
-	}
-	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		names = append(names, extended.ResourceClaimName)
-	}
-	return names
 }
