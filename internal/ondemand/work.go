@@ -15,6 +15,7 @@ import (
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/overdue"
+	"chandler.dev/internal/privilege"
 )
 
 // Configurer returns a configurer that creates missing devices and then calls the next one for the
@@ -273,7 +274,7 @@ func (m *Manager) begin(unit string, lease *ledger.Lease) (end func()) {
 	}
 }
 
-var errNoPrivilege = errors.New("the agent may not change the host: this needs onDemand.enabled, see docs/on-demand-devices.md")
+var errNoPrivilege = privilege.Missing{Value: "onDemand.enabled", Page: "docs/on-demand-devices.md"}
 
 // changeTools returns the tools for changes of a unit.
 func (m *Manager) changeTools(lease *ledger.Lease, family string) discovery.Tools {
@@ -323,11 +324,8 @@ func (m *Manager) set(lease *ledger.Lease, name, value string) error {
 	}
 	what := fmt.Sprintf("write %q to /%s", value, name)
 	err := lease.Do(m.config.Limit, what, func() error { return m.config.Tools.Write(name, value) })
-	switch {
-	case err == nil, errors.Is(err, overdue.Err):
+	if err == nil || errors.Is(err, overdue.Err) {
 		return err
-	case sysfs.IsReadOnly(err):
-		return fmt.Errorf("%s: %w: %w", what, err, errNoPrivilege)
 	}
-	return fmt.Errorf("%s: %w", what, err)
+	return fmt.Errorf("%s: %w", what, errNoPrivilege.Explain(err))
 }

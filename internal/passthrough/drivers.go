@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/overdue"
+	"chandler.dev/internal/privilege"
 )
 
 // driverChange changes the drivers of functions under a lease. It has no records: each step reads
@@ -27,7 +28,7 @@ func (b *Manager) changeUnder(lease *ledger.Lease) driverChange {
 	return driverChange{config: &b.config, lease: lease}
 }
 
-var errNoPrivilege = errors.New("the agent may not change the host: this needs passthrough.enabled, see docs/vfio-passthrough.md")
+var errNoPrivilege = privilege.Missing{Value: "passthrough.enabled", Page: "docs/vfio-passthrough.md"}
 
 // mayTake returns why functions cannot be taken, nil if they can. All functions are checked before
 // the first changes, and each again after its record is written: the disk and the writes to the
@@ -287,10 +288,8 @@ func (c driverChange) write(address, what, name, value string) error {
 		return nil
 	case errors.Is(err, overdue.Err):
 		return fmt.Errorf("function %s: %w", address, err)
-	case sysfs.IsReadOnly(err):
-		err = fmt.Errorf("%w: %w", err, errNoPrivilege)
 	}
-	return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, err)
+	return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, errNoPrivilege.Explain(err))
 }
 
 // isLoaded reports whether the kernel has the PCI driver.

@@ -11,9 +11,10 @@ import (
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/ledger/exclusion"
+	"chandler.dev/internal/privilege"
 )
 
-var errNoPrivilege = errors.New("the agent may not change the host: this needs reclaim.enabled, see docs/reclaim.md")
+var errNoPrivilege = privilege.Missing{Value: "reclaim.enabled", Page: "docs/reclaim.md"}
 
 // resetter resets the PCI functions of devices.
 type resetter struct {
@@ -84,12 +85,8 @@ func (t *resetter) write(function sysfs.Device, attribute, value string) error {
 	if t.isClosed() {
 		return errors.New("the agent ends")
 	}
-	err := t.config.Write(path.Join(function.Path, attribute), value)
-	if sysfs.IsReadOnly(err) {
-		err = fmt.Errorf("%w: %w", err, errNoPrivilege)
-	}
-	if err != nil {
-		return fmt.Errorf("function %s: write %q to %s: %w", function.Name(), value, attribute, err)
+	if err := t.config.Write(path.Join(function.Path, attribute), value); err != nil {
+		return fmt.Errorf("function %s: write %q to %s: %w", function.Name(), value, attribute, errNoPrivilege.Explain(err))
 	}
 	return nil
 }
