@@ -35,9 +35,6 @@ var (
 	healthColumn = column{"HEALTH", health, false}
 )
 
-// unlimited is the width of a table that is not printed on a terminal.
-const unlimited = 0
-
 // flexibleWidth is the width to which flexible columns are shortened at most.
 const flexibleWidth = 12
 
@@ -63,14 +60,14 @@ func printTable(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
 	}
 	style := terminal.StyleOf(out, os.LookupEnv, false)
 	if !terminal.IsTerminal(out) {
-		style.Width = unlimited
+		style.Width = terminal.Unlimited
 	}
 	return printColumns(out, s, style, append(columns, healthColumn)...)
 }
 
 // printWide prints all columns without truncation.
 func printWide(out io.Writer, s *rules.Snapshot, products pciids.Names) error {
-	return printColumns(out, s, terminal.Style{Width: unlimited},
+	return printColumns(out, s, terminal.Style{Width: terminal.Unlimited},
 		nameColumn, kindColumn, column{"FAMILY", attribute("family"), false}, column{"VENDOR", attribute("vendor"), false},
 		modelColumn(products), detailColumn, memoryColumn,
 		column{"ARCHITECTURE", attribute("architecture"), false}, column{"DRIVER", attribute("driver"), false}, numaColumn, rootColumn,
@@ -87,23 +84,23 @@ func printColumns(out io.Writer, s *rules.Snapshot, style terminal.Style, column
 	}
 	devices := slices.Clone(s.Devices)
 	slices.SortStableFunc(devices, func(a, b rules.Offered) int { return inventory.CompareDevices(a.Name, b.Name) })
-	rows := make([][]string, 1+len(devices))
-	for _, c := range columns {
-		rows[0] = append(rows[0], c.title)
-		for i, d := range devices {
-			text := terminal.SafeText(strings.ReplaceAll(c.value(d), "\n", "; "))
-			rows[1+i] = append(rows[1+i], cmp.Or(text, "-"))
+	var table terminal.Table
+	for i, c := range columns {
+		least := 0
+		if c.flexible {
+			least = flexibleWidth
 		}
+		table.Columns = append(table.Columns, terminal.Column{Title: c.title, Least: least, Overflow: i == len(columns)-1})
 	}
-	widths := columnWidths(columns, rows, style.Width)
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString(style.PadText(cell, widths[i]) + "  ")
+	for _, d := range devices {
+		var row []terminal.Cell
+		for _, c := range columns {
+			row = append(row, terminal.TextCell(cmp.Or(strings.ReplaceAll(c.value(d), "\n", "; "), "-")))
 		}
-		if _, err := fmt.Fprintln(out, strings.TrimRight(line.String(), " ")); err != nil {
-			return err
-		}
+		table.AddRow(row...)
+	}
+	if err := table.Print(out, style); err != nil {
+		return err
 	}
 	counts := inv.CountText()
 	if counts == "" { // only devices of the host itself
@@ -126,38 +123,6 @@ func printModeReason(out io.Writer, devices []rules.Offered) error {
 	}
 	_, err := fmt.Fprintf(out, "\n%s:\n%s\n", strings.Join(names, ", "), rules.NoAccelerators)
 	return err
-}
-
-// columnWidths returns the widths of columns for a table of the given width. If the table is wider, the
-// widest flexible columns are shortened. The last column needs room for its first words only: a reason
-// is never shortened, and nothing follows it.
-func columnWidths(columns []column, rows [][]string, width int) []int {
-	widths := make([]int, len(columns))
-	last, first := len(columns)-1, 0
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], terminal.Columns(cell))
-		}
-		word, _, _ := strings.Cut(row[last], " ")
-		first = max(first, terminal.Columns(word))
-	}
-	used := first
-	for _, w := range widths[:last] {
-		used += w + 2
-	}
-	for ; width != unlimited && used > width; used-- {
-		widest := -1
-		for i, c := range columns {
-			if c.flexible && widths[i] > flexibleWidth && (widest < 0 || widths[i] >= widths[widest]) {
-				widest = i
-			}
-		}
-		if widest < 0 {
-			break
-		}
-		widths[widest]--
-	}
-	return widths
 }
 
 // attribute returns a function that prints an attribute, "" if there is none.

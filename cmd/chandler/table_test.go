@@ -31,11 +31,11 @@ func TestTableWidth(t *testing.T) {
 	d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "no device node"}
 	columns := []column{nameColumn, kindColumn, modelColumn(nil), detailColumn, healthColumn}
 	for width, want := range map[int]string{
-		unlimited: "pci-0000-3b-00-1  fpga  U250 production card  xilinx_u250_gen3x16_xdma_shell_4_1-0  Unhealthy: no device node",
-		96:        "pci-0000-3b-00-1  fpga  U250 production card  xilinx_u250_gen3x16_xdma_shell_4_1-0  Unhealthy: no device node",
-		80:        "pci-0000-3b-00-1  fpga  U250 production card  xilinx_u250_gen3x16_x…  Unhealthy: no device node",
-		60:        "pci-0000-3b-00-1  fpga  U250 produc…  xilinx_u250…  Unhealthy: no device node",
-		40:        "pci-0000-3b-00-1  fpga  U250 produc…  xilinx_u250…  Unhealthy: no device node",
+		terminal.Unlimited: "pci-0000-3b-00-1  fpga  U250 production card  xilinx_u250_gen3x16_xdma_shell_4_1-0  Unhealthy: no device node",
+		96:                 "pci-0000-3b-00-1  fpga  U250 production card  xilinx_u250_gen3x16_xdma_shell_4_1-0  Unhealthy: no device node",
+		80:                 "pci-0000-3b-00-1  fpga  U250 production card  xilinx_u250_gen3x16_x…  Unhealthy: no device node",
+		60:                 "pci-0000-3b-00-1  fpga  U250 produc…  xilinx_u250…  Unhealthy: no device node",
+		40:                 "pci-0000-3b-00-1  fpga  U250 produc…  xilinx_u250…  Unhealthy: no device node",
 	} {
 		var out bytes.Buffer
 		if err := printColumns(&out, &rules.Snapshot{Devices: []rules.Offered{{Device: d}}}, terminal.Style{Width: width}, columns...); err != nil {

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -17,6 +16,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/terminal"
 )
 
 // A Move describes the move of a node's devices.
@@ -151,30 +151,26 @@ func (m *Move) addNotes() {
 
 // Print prints a table of the devices, the counts by fate, and the notes.
 func (m *Move) Print(out io.Writer) error {
-	var b strings.Builder
-	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	what := "STATE"
+	state, words := "STATE", standing
 	if m.Plan {
-		what = "ACTION"
+		state, words = "ACTION", planned
 	}
-	fmt.Fprintf(table, "DEVICE\tRESOURCE\tFROM\tTO\t%s\tBLOCKED-BY\n", what)
-	count, words := make(map[placement.Fate]int), standing
-	if m.Plan {
-		words = planned
-	}
+	table := terminal.Table{Columns: []terminal.Column{{Title: "DEVICE"}, {Title: "RESOURCE"}, {Title: "FROM"}, {Title: "TO"}, {Title: state}, {Title: "BLOCKED-BY"}}}
+	count := make(map[placement.Fate]int)
 	for _, d := range m.Devices {
 		count[d.Fate]++
 		reason := strings.Join(d.WaitsFor, "; ")
 		if d.Fate == placement.Waits && reason == "" {
 			reason = d.Reason
 		}
-		row := []string{d.Device, strings.Join(d.Resources, ","), string(d.From), string(d.To), string(d.Fate), reason}
-		for i := range row {
-			row[i] = cmp.Or(row[i], "-")
+		var row []terminal.Cell
+		for _, text := range []string{d.Device, strings.Join(d.Resources, ","), string(d.From), string(d.To), string(d.Fate), reason} {
+			row = append(row, terminal.TextCell(cmp.Or(text, "-")))
 		}
-		fmt.Fprintln(table, strings.Join(row, "\t"))
+		table.AddRow(row...)
 	}
-	if err := table.Flush(); err != nil {
+	var b strings.Builder
+	if err := table.Print(&b, terminal.Style{Width: terminal.Unlimited}); err != nil {
 		return err
 	}
 	fmt.Fprintf(&b, "\n%s: ", inventory.CountNoun(len(m.Devices), "device"))

@@ -49,13 +49,13 @@ func deviceGlyph(d *fleet.Device) terminal.Glyph {
 
 // drawStrip draws glyphs to scale, at most the given number. Every glyph with a count above 0
 // appears.
-func drawStrip(style terminal.Style, counts map[terminal.Glyph]int64, most int) cell {
+func drawStrip(style terminal.Style, counts map[terminal.Glyph]int64, most int) terminal.Cell {
 	var total int64
 	for _, n := range counts {
 		total += n
 	}
 	if total == 0 {
-		return cell{}
+		return terminal.Cell{}
 	}
 	shown := scaleCounts(counts, total, most)
 	var text, painted strings.Builder
@@ -63,7 +63,7 @@ func drawStrip(style terminal.Style, counts map[terminal.Glyph]int64, most int) 
 		text.WriteString(strings.Repeat(style.BareGlyph(g), shown[g]))
 		painted.WriteString(strings.Repeat(style.Glyph(g), shown[g]))
 	}
-	return cell{text.String(), painted.String()}
+	return terminal.Cell{Text: text.String(), Painted: painted.String()}
 }
 
 // scaleCounts returns the number of glyphs of each kind: the counts if there is room, otherwise a

@@ -253,41 +253,41 @@ func (t *topView) writeModels(out io.Writer, style terminal.Style) {
 		fmt.Fprintln(out, "No accelerators are offered.")
 		return
 	}
-	rows := table{columns: []column{{title: "KIND"}, {title: "MODEL", least: 12}, {title: "MEMORY", right: true}, {title: "FREE", right: true}, {title: "ALLOCATED", right: true}, {title: "UNAVAILABLE", right: true}, {title: "TOTAL", right: true}}}
+	rows := terminal.Table{Columns: []terminal.Column{{Title: "KIND"}, {Title: "MODEL", Least: 12}, {Title: "MEMORY", Right: true}, {Title: "FREE", Right: true}, {Title: "ALLOCATED", Right: true}, {Title: "UNAVAILABLE", Right: true}, {Title: "TOTAL", Right: true}}}
 	for _, m := range t.Models {
-		rows.add(plainCell(m.Kind), plainCell(m.Model), plainCell(formatGibibytes(m.Memory)), m.freeCell(), numberCell(m.Held), numberCell(m.Out), numberCell(m.All))
+		rows.AddRow(terminal.TextCell(m.Kind), terminal.TextCell(m.Model), terminal.TextCell(formatGibibytes(m.Memory)), m.freeCell(), terminal.NumberCell(m.Held), terminal.NumberCell(m.Out), terminal.NumberCell(m.All))
 	}
 	if style.Width < wideWidth {
-		rows = rows.withoutColumns("KIND") // leaves room for the profiles of partitions
-		rows.write(out, style)
+		rows = withoutColumns(rows, "KIND") // leaves room for the profiles of partitions
+		_ = rows.Print(out, style)
 		return
 	}
 	room := style.Width
-	for _, w := range rows.columnWidths(1 << 20) { // the widths if nothing is cut
+	for _, w := range rows.ColumnWidths(terminal.Unlimited) {
 		room -= w + 2
 	}
-	rows.columns = append(rows.columns, column{})
+	rows.Columns = append(rows.Columns, terminal.Column{})
 	for i, m := range t.Models {
-		rows.rows[i] = append(rows.rows[i], drawStrip(style, m.glyphs, min(stripLength, max(stripLength/2, room))))
+		rows.Rows[i] = append(rows.Rows[i], drawStrip(style, m.glyphs, min(stripLength, max(stripLength/2, room))))
 	}
-	rows.write(out, style)
+	_ = rows.Print(out, style)
 }
 
 // freeCell returns the number of free devices, "any" if all devices have unlimited sharing.
-func (c *counts) freeCell() cell {
+func (c *counts) freeCell() terminal.Cell {
 	if c.Open > 0 && c.Open == c.All {
-		return plainCell("any")
+		return terminal.TextCell("any")
 	}
-	return numberCell(c.Free)
+	return terminal.NumberCell(c.Free)
 }
 
 // freeDevices returns the number of free devices without those with unlimited sharing, "any" if all
 // devices of the node have unlimited sharing.
-func (n *nodeRow) freeDevices() cell {
+func (n *nodeRow) freeDevices() terminal.Cell {
 	if n.Open > 0 && n.Open == n.All {
-		return plainCell("any")
+		return terminal.TextCell("any")
 	}
-	return numberCell(n.Free - n.Open)
+	return terminal.NumberCell(n.Free - n.Open)
 }
 
 // wideWidth is the terminal width from which on the devices of models, and the health of the
@@ -300,10 +300,10 @@ func (t *topView) writeNodes(out io.Writer, style terminal.Style, now time.Time)
 		fmt.Fprintln(out, "No accelerators are offered.")
 		return
 	}
-	rows := table{columns: []column{{title: "NODE", least: 12}, {title: "FREE", right: true}, {title: "ALLOCATED", right: true}, {title: "UNAVAILABLE", right: true}, {least: 20}}}
+	rows := terminal.Table{Columns: []terminal.Column{{Title: "NODE", Least: 12}, {Title: "FREE", Right: true}, {Title: "ALLOCATED", Right: true}, {Title: "UNAVAILABLE", Right: true}, {Least: 20}}}
 	wide := style.Width >= wideWidth
 	if wide {
-		rows.columns = append(rows.columns, column{title: "HEALTH", least: 12})
+		rows.Columns = append(rows.Columns, terminal.Column{Title: "HEALTH", Least: 12})
 	}
 	for i := range t.Nodes {
 		n := &t.Nodes[i]
@@ -311,19 +311,19 @@ func (t *topView) writeNodes(out io.Writer, style terminal.Style, now time.Time)
 		if wide {
 			room = style.Width / 2
 		}
-		cells := []cell{plainCell(n.Node), n.freeDevices(), numberCell(n.Held), numberCell(n.Out), n.drawStrips(style, room)}
+		cells := []terminal.Cell{terminal.TextCell(n.Node), n.freeDevices(), terminal.NumberCell(n.Held), terminal.NumberCell(n.Out), n.drawStrips(style, room)}
 		if wide {
-			cells = append(cells, plainCell(n.healthText(now)))
+			cells = append(cells, terminal.TextCell(n.healthText(now)))
 		}
-		rows.add(cells...)
+		rows.AddRow(cells...)
 	}
-	rows.write(out, style)
+	_ = rows.Print(out, style)
 }
 
 // drawStrips draws the devices of a node by kind, as far as there is room.
-func (n *nodeRow) drawStrips(style terminal.Style, room int) cell {
+func (n *nodeRow) drawStrips(style terminal.Style, room int) terminal.Cell {
 	slices.SortStableFunc(n.Kinds, func(a, b kindRow) int { return cmp.Compare(kindRank(a.Kind), kindRank(b.Kind)) })
-	var whole cell
+	var whole terminal.Cell
 	for i := range n.Kinds {
 		k := &n.Kinds[i]
 		if k.Open == k.All {
@@ -331,30 +331,30 @@ func (n *nodeRow) drawStrips(style terminal.Style, room int) cell {
 		}
 		part := k.drawStrip(style)
 		gap := ""
-		if whole.text != "" {
+		if whole.Text != "" {
 			gap = "  "
 		}
-		if terminal.Columns(whole.text+gap+part.text) > room && whole.text != "" {
+		if terminal.Columns(whole.Text+gap+part.Text) > room && whole.Text != "" {
 			more := fmt.Sprintf("%s+%d", gap, len(n.Kinds)-i)
-			return cell{whole.text + more, whole.painted + more}
+			return terminal.Cell{Text: whole.Text + more, Painted: whole.Painted + more}
 		}
-		whole = cell{whole.text + gap + part.text, whole.painted + gap + part.painted}
+		whole = terminal.Cell{Text: whole.Text + gap + part.Text, Painted: whole.Painted + gap + part.Painted}
 	}
 	return whole
 }
 
 // drawStrip draws the devices of one kind: a glyph for each, grouped by physical device. Many
 // devices are summarised in words.
-func (k *kindRow) drawStrip(style terminal.Style) cell {
+func (k *kindRow) drawStrip(style terminal.Style) terminal.Cell {
 	kind := terminal.SafeText(k.Kind) + " "
 	if k.All > stripLength {
 		text := fmt.Sprintf("%s%d, %d allocated", kind, k.All, k.Held)
 		if k.Out > 0 {
 			text += fmt.Sprintf(", %d out", k.Out)
 		}
-		return cell{text, text}
+		return terminal.Cell{Text: text, Painted: text}
 	}
-	out := cell{kind, kind}
+	out := terminal.Cell{Text: kind, Painted: kind}
 	parts := []*counts{&k.counts}
 	if len(k.order) > 1 {
 		parts = nil
@@ -364,10 +364,10 @@ func (k *kindRow) drawStrip(style terminal.Style) cell {
 	}
 	for i, part := range parts {
 		if i > 0 {
-			out.text, out.painted = out.text+" ", out.painted+" "
+			out.Text, out.Painted = out.Text+" ", out.Painted+" "
 		}
 		drawn := drawStrip(style, part.glyphs, stripLength)
-		out.text, out.painted = out.text+drawn.text, out.painted+drawn.painted
+		out.Text, out.Painted = out.Text+drawn.Text, out.Painted+drawn.Painted
 	}
 	return out
 }

@@ -209,17 +209,17 @@ func (w *whoView) holdings() (out []*holding) {
 // write prints the consumers with their devices, and then free and unhealthy devices.
 func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
 	rows, wide := w.tableRows(style, now)
-	if len(rows.rows) > 0 {
+	if len(rows.Rows) > 0 {
 		if !wide {
-			rows = rows.withoutColumns("MODEL", "REQUEST")
+			rows = withoutColumns(rows, "MODEL", "REQUEST")
 		}
-		rows.write(out, style)
+		_ = rows.Print(out, style)
 	}
 	text := w.summary(style, now)
 	if text == "" {
 		return
 	}
-	if len(rows.rows) > 0 {
+	if len(rows.Rows) > 0 {
 		fmt.Fprintln(out)
 	}
 	for _, line := range terminal.WrapText(text, style.Width) {
@@ -229,40 +229,40 @@ func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
 
 // tableRows returns a line for each allocated device. After the first line of a consumer, only the
 // differing cells are filled. wide reports whether the style has room for all columns.
-func (w *whoView) tableRows(style terminal.Style, now time.Time) (rows table, wide bool) {
-	rows.columns = []column{{title: "NODE", least: 10}, {title: "POD", least: 14}, {title: "DEVICE", least: 12}, {title: "MODEL", least: 12}, {title: "CLAIM/RESOURCE", least: 12}, {title: "REQUEST", least: 8}, {title: "API"}, {title: "AGE", right: true}}
+func (w *whoView) tableRows(style terminal.Style, now time.Time) (rows terminal.Table, wide bool) {
+	rows.Columns = []terminal.Column{{Title: "NODE", Least: 10}, {Title: "POD", Least: 14}, {Title: "DEVICE", Least: 12}, {Title: "MODEL", Least: 12}, {Title: "CLAIM/RESOURCE", Least: 12}, {Title: "REQUEST", Least: 8}, {Title: "API"}, {Title: "AGE", Right: true}}
 	for _, h := range w.holdings() {
 		by := h.ResourceOrClaim()
-		first := []cell{plainCell(h.node), plainCell(h.Name()), {}, {}, plainCell(by), {}, plainCell(h.API()), plainCell(since(h.Since, now))}
+		first := []terminal.Cell{terminal.TextCell(h.node), terminal.TextCell(h.Name()), {}, {}, terminal.TextCell(by), {}, terminal.TextCell(h.API()), terminal.TextCell(since(h.Since, now))}
 		for i, d := range h.described {
 			line := slices.Clone(first)
 			if i > 0 {
-				line = make([]cell, len(first))
+				line = make([]terminal.Cell, len(first))
 			}
-			line[2], line[3] = plainCell(d.label), plainCell(d.model)
-			rows.add(line...)
+			line[2], line[3] = terminal.TextCell(d.label), terminal.TextCell(d.model)
+			rows.AddRow(line...)
 		}
 		if len(h.devices)+len(h.described) == 0 {
-			first[2] = plainCell(style.BareGlyph(terminal.Unread)).times(style, h.Count)
-			rows.add(first...)
+			first[2] = timesCell(terminal.TextCell(style.BareGlyph(terminal.Unread)), style, h.Count)
+			rows.AddRow(first...)
 			continue
 		}
 		for i, d := range h.devices {
 			line := first
 			if i > 0 {
-				line = make([]cell, len(first))
+				line = make([]terminal.Cell, len(first))
 			}
 			line = slices.Clone(line)
 			own := holderOf(d, &h.Holder)
-			line[2], line[3], line[5] = named(style, d), plainCell(d.Model), plainCell(own.Request)
+			line[2], line[3], line[5] = named(style, d), terminal.TextCell(d.Model), terminal.TextCell(own.Request)
 			if own.Count > 1 {
-				line[2] = line[2].times(style, own.Count)
+				line[2] = timesCell(line[2], style, own.Count)
 			}
-			rows.add(line...)
+			rows.AddRow(line...)
 		}
 	}
 	if w.Node != "" || w.Pod != "" {
-		rows = rows.withoutColumns("NODE")
+		rows = withoutColumns(rows, "NODE")
 	}
 	return rows, style.Width >= wideWidth
 }
@@ -273,42 +273,41 @@ func holderOf(d *fleet.Device, h *fleet.Holder) fleet.Holder {
 	return d.Holders[i]
 }
 
-// times returns the cell with a number of devices behind it.
-func (c cell) times(style terminal.Style, n int64) cell {
+// timesCell returns the cell with a number of devices behind it.
+func timesCell(c terminal.Cell, style terminal.Style, n int64) terminal.Cell {
 	number := fmt.Sprintf(" ×%d", n)
 	if style.ASCII {
 		number = fmt.Sprintf(" x%d", n)
 	}
-	return cell{c.text + number, cmp.Or(c.painted, c.text) + number}
+	return terminal.Cell{Text: c.Text + number, Painted: cmp.Or(c.Painted, c.Text) + number}
 }
 
 // named returns a device's label, with a glyph if the device is unhealthy.
-func named(style terminal.Style, d *fleet.Device) cell {
+func named(style terminal.Style, d *fleet.Device) terminal.Cell {
 	label := terminal.SafeText(d.Label)
 	switch g := deviceGlyph(d); g {
 	case terminal.Unhealthy, terminal.Unread, terminal.Degraded:
-		return cell{label + " " + style.BareGlyph(g), label + " " + style.Glyph(g)}
+		return terminal.Cell{Text: label + " " + style.BareGlyph(g), Painted: label + " " + style.Glyph(g)}
 	}
-	return cell{label, label}
+	return terminal.Cell{Text: label, Painted: label}
 }
 
 // withoutColumns returns the table without some columns.
-func (t table) withoutColumns(titles ...string) table {
-	var out table
-	keep := make([]bool, len(t.columns))
-	for i, c := range t.columns {
-		if keep[i] = !slices.Contains(titles, c.title); keep[i] {
-			out.columns = append(out.columns, c)
+func withoutColumns(t terminal.Table, titles ...string) (out terminal.Table) {
+	keep := make([]bool, len(t.Columns))
+	for i, c := range t.Columns {
+		if keep[i] = !slices.Contains(titles, c.Title); keep[i] {
+			out.Columns = append(out.Columns, c)
 		}
 	}
-	for _, row := range t.rows {
-		var cells []cell
+	for _, row := range t.Rows {
+		var cells []terminal.Cell
 		for i, c := range row {
 			if keep[i] {
 				cells = append(cells, c)
 			}
 		}
-		out.add(cells...)
+		out.AddRow(cells...)
 	}
 	return out
 }
