@@ -67,8 +67,8 @@ GOES  := '^\s*go (func|[a-z])|\.Go\b|"sync["/]'
 RACED  = $(WAITS) $(filter-out $(WAITS) ./internal/simulation%,$(shell grep -rlE --include='*.go' $(GOES) api cdi cmd deployments discovery driver internal legacy \
   | xargs -n 1 dirname | sort -u | sed 's,^,./,'))
 ALONE := ^(TestPageOfEachHost|TestPageOfAHostWithoutConsumers|TestExtendedResourceNames|TestConfigImportOnHosts|$\
-  TestSchedulerAndDriverAgree|TestNoDeviceIsUnreachable|TestAgentIsKilledWhile\w+|TestAgentKilledWhileItDivides|$\
-  TestAgentDivides|TestAgentKeepsVirtualFunctionsInUse|TestAgentCuts|TestAgentCutsForAResource)$$
+  TestSchedulerAndDriverAgree|TestNoDeviceIsUnreachable|TestAgentIsKilledWhile\w+|TestAgentPartitionsAGPU|$\
+  TestAgentKeepsVirtualFunctionsInUse|TestAgentCreatesMIGPartitions|TestAgentCreatesMIGPartitionsForAResource)$$
 
 unit: $(TESTRUN) ## the tests that need no cluster
 	$(UNIT) -race -skip '$(ALONE)' $(RACED)
@@ -195,7 +195,7 @@ e2e-guest-rest: $(TESTRUN) ## the other tests on Debian's kernels
 # that has never offered a GPU by the device plugin API, for the reason given there.
 SKEW_SKIP  := TestAgentCrashLoop|TestAgentStartsWithoutAPIServer
 SKEW_GATES := DRADeviceTaints,DRAExtendedResource,DRAPartitionableDevices
-SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestSickDevice|TestWholeOrParts|TestPodWithTwoGPUs
+SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestUnhealthyDevice|TestWholeOrParts|TestPodWithTwoGPUs
 
 e2e-skew: $(TESTRUN) ## the tests on the oldest Kubernetes with resource.k8s.io/v1, 1.34; needs root
 	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.34.4 -gates '' -skip '$(SKEW_SKIP)')

@@ -157,7 +157,7 @@ func TestClaimOfManyPods(t *testing.T) {
 
 // After a new allocation, which the kubelet may not have noticed, a claim loses its earlier
 // devices, even if the new ones are not available.
-func TestClaimAllocatedAnew(t *testing.T) {
+func TestClaimAllocatedAgain(t *testing.T) {
 	for name, test := range map[string]struct {
 		anew  *resourceapi.ResourceClaim
 		held  string // by another claim

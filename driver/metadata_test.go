@@ -449,7 +449,7 @@ func (b *bench) readAll(dir string, files map[string]string) {
 }
 
 // After a new allocation, a request without devices of this driver has no file.
-func TestMetadataOfAClaimAllocatedAnew(t *testing.T) {
+func TestMetadataOfAClaimAllocatedAgain(t *testing.T) {
 	c := claim("c", "a", "b")
 	c.Status.Allocation.Devices.Results[0].Request = "first"
 	b := newBench(t)

@@ -108,7 +108,7 @@ func TestSchedulerGivesOneForm(t *testing.T) {
 
 // A reboot removes a created device, and the next Prepare of its claim creates the device again.
 // The new device must have the same driver.
-func TestMadeAgainAfterReboot(t *testing.T) {
+func TestCreatedAgainAfterReboot(t *testing.T) {
 	for driver, want := range map[string]string{"amdgpu": "", "vfio-pci": `device a has changed drivers: "vfio-pci" is bound to it now and "amdgpu" was`} {
 		b := newBench(t)
 		unmade, made := gpu("a", 1), gpu("a", 1)

@@ -338,7 +338,7 @@ func TestVerifyRealNode(t *testing.T) {
 	}
 }
 
-func TestNodesThatChangedAreRecordedAnew(t *testing.T) {
+func TestNodesThatChangedAreRecordedAgain(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	c := claim("c", "a")
 	mustPrepare(t, b, c)

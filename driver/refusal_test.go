@@ -70,7 +70,7 @@ func TestFunctionWithoutDriver(t *testing.T) {
 
 // A function was created for a claim, and its driver refuses it. The claim waits, although its
 // devices were under configuration.
-func TestMadeFunctionWithoutDriver(t *testing.T) {
+func TestCreatedFunctionWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		made := false

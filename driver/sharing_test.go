@@ -73,7 +73,7 @@ func TestSharesOfOneClaimAddUp(t *testing.T) {
 }
 
 // Another share of the same device is another allocation.
-func TestShareAllocatedAnew(t *testing.T) {
+func TestShareAllocatedAgain(t *testing.T) {
 	b := newBench(t).restart().offers(byMemory("a", 8))
 	c := taking(claim("c", "a"), "memory", "8Gi")
 	before := mustPrepare(t, b, c)[0].CDIDeviceIDs[0]
@@ -170,7 +170,7 @@ func TestNegativeShare(t *testing.T) {
 }
 
 // After a change of sharing, an allocated device is published again when its claim has ended.
-func TestSharedAnewIsPublishedAfterTheClaim(t *testing.T) {
+func TestSharedAgainIsPublishedAfterTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &pooltest.Helper{}
 		stop := b.run(helper)

@@ -92,7 +92,7 @@ func TestSweepForAPodThatWaits(t *testing.T) {
 // A claim may be prepared for a pod while the sweep still relies on an earlier answer. Whether it
 // is prepared before the sweep has the claim's lock or waits for the lock, the pod has the claim in
 // the end.
-func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
+func TestSweepOfAClaimThatIsPreparedAgain(t *testing.T) {
 	for name, device := range map[string]string{"reserved again": "a", "allocated anew": "b"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -54,10 +54,10 @@ func thief(t *testing.T) *kubectl.Client {
 	return client
 }
 
-// TestAgentHasNoOtherRights compares the agent's permissions with those of an unprivileged service
+// TestAgentHasNoOtherPermissions compares the agent's permissions with those of an unprivileged service
 // account. The only additional permissions come from the ClusterRole in rbac.yaml and the Role in
 // the agents' own namespace.
-func TestAgentHasNoOtherRights(t *testing.T) {
+func TestAgentHasNoOtherPermissions(t *testing.T) {
 	agent := thief(t)
 	everybody := rest.CopyConfig(node.RESTConfig())
 	everybody.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:default:default"}
@@ -113,8 +113,8 @@ func right(verbs, groups, resources, names []string) string {
 	return fmt.Sprint(verbs, groups, resources, names)
 }
 
-// TestAttackByRights makes requests that the agent does not need. RBAC must refuse each request.
-func TestAttackByRights(t *testing.T) {
+// TestAttackByPermissions makes requests that the agent does not need. RBAC must refuse each request.
+func TestAttackByPermissions(t *testing.T) {
 	agent := thief(t)
 	own := node.NodeName()
 	patch := []byte(`{"metadata": {"labels": {"attacked": "true"}}}`)

@@ -54,11 +54,11 @@ func usualAgain(t *testing.T) {
 	})
 }
 
-// TestAgentStartsWithAWrongConfiguration starts an agent whose configuration is invalid. The agent
+// TestAgentStartsWithAnInvalidConfiguration starts an agent whose configuration is invalid. The agent
 // must work with the last valid configuration. An Event of the agent's pod must name the error, and
 // the pod must not be ready until the error is fixed. Beside another agent, as during an update,
 // the new agent must leave the work to the other one.
-func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
+func TestAgentStartsWithAnInvalidConfiguration(t *testing.T) {
 	offers(t)
 	usualAgain(t)
 	unharmed := holders(t)

@@ -9,9 +9,9 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// TestSickDevice removes the device node of a GPU. The GPU must get a taint, or leave the slices
+// TestUnhealthyDevice removes the device node of a GPU. The GPU must get a taint, or leave the slices
 // where the API server does not support taints. No pod may get the GPU until its node is back.
-func TestSickDevice(t *testing.T) {
+func TestUnhealthyDevice(t *testing.T) {
 	offers(t)
 	const address, name = "0000:23:00.0", "pci-0000-23-00-0"
 	host := node.NodePath(chandler.HostDir)

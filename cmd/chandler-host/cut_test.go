@@ -60,7 +60,7 @@ func refused(t *testing.T, err error, want string) {
 
 // A created instance has the requested properties, and is gone after its removal. Both operations
 // can be repeated.
-func TestCutAndRemove(t *testing.T) {
+func TestCreateAndRemovePartitions(t *testing.T) {
 	m := machine(t, gpus.H100_SXM5_80GB)
 	r, err := newReader(m, []string{"0000:00:00.0"})
 	if err != nil {
@@ -116,7 +116,7 @@ func TestCutAndRemove(t *testing.T) {
 
 // After any failure, and wherever the program is killed, no incomplete instance remains, or the
 // next call completes it.
-func TestCutFails(t *testing.T) {
+func TestCreationFails(t *testing.T) {
 	fail := func(m *mocked.Machine, steps ...string) {
 		m.Before = func(step string) nvml.Return {
 			if slices.Contains(steps, step) {
@@ -277,7 +277,7 @@ func TestNodesOfWhichTheDriverWantsNone(t *testing.T) {
 }
 
 // After creations and removals in any order, the machine has the last created instances.
-func TestCutAtRandom(t *testing.T) {
+func TestCreatePartitionsAtRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	m := machine(t, gpus.H200_SXM5_141GB)
 	c, err := newCutter(m, "0000:00:00.0")

@@ -452,7 +452,7 @@ func TestDoctorForNodeProblemDetector(t *testing.T) {
 }
 
 // An invalid mode label does not stop doctor: the label has its own code.
-func TestDoctorOfAWrongLabel(t *testing.T) {
+func TestDoctorOfAnInvalidLabel(t *testing.T) {
 	var f doctor.Facts
 	f.Cluster.Node = doctor.KnownAnswer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{v1alpha1.LabelMode: "dra"}}})
 	o := doctorOptions{node: v1alpha1.Node{Name: "n"}}

@@ -166,7 +166,7 @@ func TestPageSuggestsInstalledClasses(t *testing.T) {
 }
 
 // The web UI marks devices that are created on demand, and no others.
-func TestPageOfDevicesOnRequest(t *testing.T) {
+func TestPageOfDevicesOnDemand(t *testing.T) {
 	for name, made := range map[string]bool{"there": true, "not there yet": false} {
 		inv := recordedInventory(t, "../../discovery/families/nvidia/testdata/h100-mig.host", true)
 		for _, d := range inv.Devices {

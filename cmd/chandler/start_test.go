@@ -408,7 +408,7 @@ func TestReadsAChangedConfiguration(t *testing.T) {
 // An agent that starts with an invalid configuration continues with the last valid one. It is not
 // ready, so that an upgrade stops, and is alive, so that it is not restarted. An invalid command
 // line ends the agent.
-func TestStartsWithAWrongConfiguration(t *testing.T) {
+func TestStartsWithAnInvalidConfiguration(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
 	file, kept := s.path("config.yaml"), s.path("kubelet/plugins/chandler.dev/config.yaml")

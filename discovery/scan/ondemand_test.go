@@ -11,7 +11,7 @@ import (
 
 // A device that is created during the scan is listed both as existing and as one that could be
 // created. The snapshot has it as existing.
-func TestScanWhileADeviceIsMade(t *testing.T) {
+func TestScanWhileADeviceIsCreated(t *testing.T) {
 	const whole = "sys/devices/pci0000:00/0000:01:00.0"
 	there := discovery.Device{Name: "part", Source: whole + "/part"}
 	unmade := there

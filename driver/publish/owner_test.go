@@ -99,7 +99,7 @@ func (c *collected) collect(ctx context.Context) {
 
 // After a Node was deleted and created again, the slices belong to the new Node. They are created
 // once, and then the driver makes no further calls.
-func TestNodeMadeAnew(t *testing.T) {
+func TestNodeCreatedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newCollected(t)
 		server.setNode("uid-1")

@@ -49,7 +49,7 @@ func TestAgentSaysItsVersion(t *testing.T) {
 	}
 }
 
-func TestBuildTellsWhatIsWrong(t *testing.T) {
+func TestBuildReportsErrors(t *testing.T) {
 	_, err := Builder{Cache: t.TempDir()}.Static(t.Context(), ".", "chandler.dev/e2e/cmd/missing")
 	if err == nil || !strings.Contains(err.Error(), "cmd/missing") {
 		t.Errorf("got %v", err)

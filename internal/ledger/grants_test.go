@@ -277,7 +277,7 @@ func TestIDOfAForceDeletedPod(t *testing.T) {
 }
 
 // A newly allocated ID belongs to the newer container.
-func TestIDHandedOutAgain(t *testing.T) {
+func TestIDAllocatedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{}, "a")
 		k.mustGive("a")
@@ -331,7 +331,7 @@ func TestCheckpointLost(t *testing.T) {
 
 // After the loss of its checkpoint, a kubelet allocates a running container's devices at once.
 // Claims wait for the container too.
-func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
+func TestIDAllocatedAfterACheckpointWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{RequestsResource: func(_, pod, _ string) (bool, bool) { return pod != "ended", true }}, "a")
 		k.mustGive("a")

@@ -201,7 +201,7 @@ func get(ctx context.Context, m *Manager, s *discovery.Snapshot, i int) error {
 }
 
 // A unit is created once for all of its devices, and removed once.
-func TestMakes(t *testing.T) {
+func TestCreates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
 		m := k.maker("1")
@@ -269,7 +269,7 @@ func TestKilled(t *testing.T) {
 
 // A unit that could not be created, and is then created in another way, is removed in the latter
 // way.
-func TestMadeInAnotherWay(t *testing.T) {
+func TestCreatedInAnotherWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
 		m := k.maker("1")
@@ -356,7 +356,7 @@ func TestAnotherDevice(t *testing.T) {
 }
 
 // Devices that cannot be created are unhealthy for a while, and consumers get the reason.
-func TestCannotBeMade(t *testing.T) {
+func TestCannotBeCreated(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(*kernel, *Manager)
 		want  string

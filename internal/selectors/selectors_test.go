@@ -12,7 +12,7 @@ import (
 
 // The suggestion has the syntax of the expression, and a value of the type in other devices.
 // internal/doctor tests that the suggested expressions work.
-func TestMendExpression(t *testing.T) {
+func TestRepairExpression(t *testing.T) {
 	devices := []resourceapi.Device{{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"cores": {IntValue: new(int64)}, "chandler.dev/driverVersion": {VersionValue: new(string)},
 	}}}
@@ -47,7 +47,7 @@ func TestRepairClass(t *testing.T) {
 	}
 }
 
-func TestMendMissingClass(t *testing.T) {
+func TestRepairMissingClass(t *testing.T) {
 	if got := selectors.WhoseClass("gpu.nvidia.com"); !strings.Contains(got, "another driver") {
 		t.Errorf("another driver's class: %q", got)
 	}

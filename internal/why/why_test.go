@@ -451,7 +451,7 @@ func TestRuns(t *testing.T) {
 
 // A claim that a quota refuses is never created. Then the devices are not the reason why the pod
 // waits.
-func TestClaimThatCannotBeMade(t *testing.T) {
+func TestClaimThatCannotBeCreated(t *testing.T) {
 	c := cluster(t)
 	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}
 	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}

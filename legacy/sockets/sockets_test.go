@@ -120,7 +120,7 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-func TestRegisterAnew(t *testing.T) {
+func TestRegisterAgain(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(t *testing.T, k *kubelettest.Kubelet, first *kubelettest.Plugin){
 		"stream ends": func(_ *testing.T, _ *kubelettest.Kubelet, first *kubelettest.Plugin) { first.Conn.Close() },

@@ -134,7 +134,7 @@ func (s *partitionService) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // With a host service, the agent creates and removes an instance by requests that name its lease on
 // the GPU's function.
-func TestAgentCutsByHostService(t *testing.T) {
+func TestAgentCreatesMIGPartitionsByHostService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		service := &partitionService{change: c.ChangePartition}
@@ -168,7 +168,7 @@ func TestAgentCutsByHostService(t *testing.T) {
 
 // An instance is created for a claim, whose CDI spec has the device nodes, and removed a while
 // after its release. Until then another claim gets the instance unchanged.
-func TestAgentCuts(t *testing.T) {
+func TestAgentCreatesMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		stop := c.start()
@@ -211,7 +211,7 @@ func TestAgentCuts(t *testing.T) {
 
 // A claim may get an instance in place of overlapping instances that are released but not yet
 // removed. An instance that is allocated, or was created by an administrator, is an obstacle.
-func TestAgentCutsInPlaceOfWhatIsWarm(t *testing.T) {
+func TestAgentReplacesIdleMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		stop := c.start()
@@ -238,7 +238,7 @@ func TestAgentCutsInPlaceOfWhatIsWarm(t *testing.T) {
 
 // An instance of an administrator is offered, other instances at its placement are not, and the
 // agent never removes the instance.
-func TestAgentKeepsWhatIsCutByHand(t *testing.T) {
+func TestAgentKeepsMIGPartitionsCreatedByHand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		if err := c.Cut("3g.40gb@4"); err != nil {
@@ -260,7 +260,7 @@ func TestAgentKeepsWhatIsCutByHand(t *testing.T) {
 
 // The agent keeps an instance that an administrator creates at the same moment as the agent, and an
 // instance that an administrator creates after removing the agent's instance.
-func TestAgentKeepsWhatIsCutByHandMeanwhile(t *testing.T) {
+func TestAgentKeepsMIGPartitionsCreatedByHandMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		c.Refuse = func(arg string) error {
@@ -291,7 +291,7 @@ func TestAgentKeepsWhatIsCutByHandMeanwhile(t *testing.T) {
 
 // Without NVML the agent cannot remove its instances, but notices when an administrator removes
 // them.
-func TestAgentWithoutNVMLSinceItCut(t *testing.T) {
+func TestAgentWithMIGPartitionsWithoutNVML(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		stop := c.start()
@@ -313,7 +313,7 @@ func TestAgentWithoutNVMLSinceItCut(t *testing.T) {
 
 // An agent takes over the instances of its predecessor: allocated instances remain, and the others
 // are removed. After a reboot no instance exists.
-func TestAgentAdoptsWhatWasCut(t *testing.T) {
+func TestAgentAdoptsMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		stop := c.start()
@@ -338,7 +338,7 @@ func TestAgentAdoptsWhatWasCut(t *testing.T) {
 
 // An allocated instance keeps its name, and is not treated as gone, after a configuration change
 // that forbids on-demand instances. The agent removes the instance after its release.
-func TestAgentCutsNoMore(t *testing.T) {
+func TestAgentCreatesNoMoreMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		stop := c.start()
@@ -364,7 +364,7 @@ func TestAgentCutsNoMore(t *testing.T) {
 
 // After a failure to create an instance, a later call can create the instance. An instance that
 // cannot be removed, because a process uses it, is removed later.
-func TestAgentCannotCut(t *testing.T) {
+func TestAgentCannotCreateMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		var refuse atomic.Value
@@ -395,7 +395,7 @@ func TestAgentCannotCut(t *testing.T) {
 }
 
 // If a GPU is unhealthy, so is every instance that could be created on the GPU.
-func TestAgentCutsNothingOfASickGPU(t *testing.T) {
+func TestAgentCreatesNoMIGPartitionsOnAnUnhealthyGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		stop := c.start()
@@ -440,7 +440,7 @@ func (c *cutting) healthyOf(resource string) []string {
 
 // For an entry of resources the agent creates as many of the selected instances as fit, and keeps
 // them. After the entry is removed, the agent removes the instances that are not allocated.
-func TestAgentCutsForAResource(t *testing.T) {
+func TestAgentCreatesMIGPartitionsForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		config := c.config()
@@ -475,7 +475,7 @@ func TestAgentCutsForAResource(t *testing.T) {
 }
 
 // After a reboot the agent creates the instances again, with the same IDs.
-func TestAgentCutsForAResourceAfterAReboot(t *testing.T) {
+func TestAgentCreatesMIGPartitionsForAResourceAfterAReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCutting(t)
 		for _, c.boot = range []string{"first", "second"} {

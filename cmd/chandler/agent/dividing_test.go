@@ -109,7 +109,7 @@ func (d *dividing) is(modes string, records int) {
 
 // A GPU is partitioned once, for the first claim for a partition, and restored a while after the
 // last release. A claim for the whole GPU, or for another mode, need not wait so long.
-func TestAgentDivides(t *testing.T) {
+func TestAgentPartitionsAGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
 		stop := d.start()
@@ -148,7 +148,7 @@ func TestAgentDivides(t *testing.T) {
 }
 
 // An agent takes over the partitions of its predecessor. After a reboot all GPUs are whole.
-func TestAgentAdoptsWhatWasDivided(t *testing.T) {
+func TestAgentAdoptsAPartitionedGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
 		stop := d.start()
@@ -176,7 +176,7 @@ func TestAgentAdoptsWhatWasDivided(t *testing.T) {
 
 // An agent that is killed before or after any write leaves a state that the next agent can
 // continue.
-func TestAgentKilledWhileItDivides(t *testing.T) {
+func TestAgentIsKilledWhileItPartitionsAGPU(t *testing.T) {
 	for name, after := range map[string]bool{"before": false, "after": true} {
 		for writes := range 3 {
 			t.Run(name, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestAgentKilledWhileItDivides(t *testing.T) {
 }
 
 // A kernel call that hangs blocks one GPU and no other.
-func TestAgentDividesWhileTheKernelHangs(t *testing.T) {
+func TestAgentPartitionsAGPUWhileTheKernelHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
 		hangs := make(chan struct{})
@@ -315,7 +315,7 @@ func TestAgentKeepsGPUsInUse(t *testing.T) {
 
 // A GPU that an administrator has partitioned remains partitioned. A partition that is allocated
 // when the configuration stops allowing partitions keeps its name until its release.
-func TestAgentKeepsWhatIsDividedByHand(t *testing.T) {
+func TestAgentKeepsAGPUPartitionedByHand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDividing(t)
 		if err := d.host.Set(1, "DPX"); err != nil {

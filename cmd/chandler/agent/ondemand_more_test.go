@@ -17,7 +17,7 @@ import (
 
 // The kernel creates virtual functions at other addresses than announced. The claim fails, the
 // actual functions are offered, and stay as long as one has a consumer.
-func TestAgentMakesVirtualFunctionsElsewhere(t *testing.T) {
+func TestAgentCreatesVirtualFunctionsElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, Shift: 5})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
@@ -41,7 +41,7 @@ func TestAgentMakesVirtualFunctionsElsewhere(t *testing.T) {
 
 // An agent removes the functions of an earlier agent even if the disk cannot read their records at
 // first.
-func TestAgentReadsLaterWhatWasMade(t *testing.T) {
+func TestAgentReadsCreatedDevicesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		stop := m.start()
@@ -83,7 +83,7 @@ func TestAgentKeepsWhatWasHadForAMoment(t *testing.T) {
 
 // The agent's directory is removed while functions exist. The next agent still removes the
 // functions.
-func TestAgentWritesDownAgainWhatWasMade(t *testing.T) {
+func TestAgentRecordsCreatedDevicesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		stop := m.start()

@@ -93,7 +93,7 @@ func (m *makes) gets(i int, name string) (release func()) {
 
 // One write creates all virtual functions when the first is claimed, and one write removes all of
 // them when none has had a consumer for a while.
-func TestAgentMakesVirtualFunctions(t *testing.T) {
+func TestAgentCreatesVirtualFunctions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		stop := m.start()
@@ -125,7 +125,7 @@ func TestAgentMakesVirtualFunctions(t *testing.T) {
 
 // While virtual functions come and go one by one and are without drivers for a moment, all are
 // offered and none is reported as unhealthy.
-func TestAgentSaysNothingOfWhatIsBeingMade(t *testing.T) {
+func TestAgentReportsNoDeviceUnhealthyDuringCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		kernel := make(chan struct{})
@@ -170,7 +170,7 @@ func TestAgentSaysNothingOfWhatIsBeingMade(t *testing.T) {
 
 // A virtual function with RDMA has its interface before its RDMA device. The claim waits for the
 // RDMA device. The adapter itself is offered while it has no virtual functions.
-func TestAgentMakesVirtualFunctionsWithRDMA(t *testing.T) {
+func TestAgentCreatesVirtualFunctionsWithRDMA(t *testing.T) {
 	const adapter = "pci-0000-03-00-0"
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &passthroughtest.Physical{Address: physicalFunction, Total: 7, RDMA: 3 * time.Second})
@@ -267,7 +267,7 @@ func TestAgentLogsThatVirtualFunctionsWereChanged(t *testing.T) {
 }
 
 // A new agent continues with the virtual functions of the previous agent, and removes them later.
-func TestAgentRestartsWithWhatItMade(t *testing.T) {
+func TestAgentRestartsWithCreatedDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		stop := m.start()
@@ -294,7 +294,7 @@ func TestAgentRestartsWithWhatItMade(t *testing.T) {
 
 // If an agent is killed before any of its writes, the next agent continues from there, whether the
 // claim is still wanted or not. A reboot removes all virtual functions.
-func TestAgentIsKilledWhileItMakes(t *testing.T) {
+func TestAgentIsKilledWhileItCreatesVirtualFunctions(t *testing.T) {
 	for step := range 3 {
 		for _, then := range []string{"wanted", "unwanted", "rebooted"} {
 			t.Run(fmt.Sprint(step, " ", then), func(t *testing.T) {
@@ -336,7 +336,7 @@ func TestAgentIsKilledWhileItMakes(t *testing.T) {
 
 // The kernel refuses, creates fewer virtual functions, or no driver binds to them. The claim gets
 // the error, and devices that cannot be created are tainted for other claims.
-func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
+func TestAgentCannotCreateVirtualFunctions(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil  func(*makes)
 		mend   func(*makes)
@@ -400,7 +400,7 @@ func TestAgentCannotMakeVirtualFunctions(t *testing.T) {
 }
 
 // A write that hangs in the kernel blocks its own adapter and nothing else.
-func TestAgentMakesWhileTheKernelHangs(t *testing.T) {
+func TestAgentCreatesVirtualFunctionsWhileTheKernelHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		hangs := make(chan struct{})
@@ -440,7 +440,7 @@ func TestAgentKeepsVirtualFunctionsInUse(t *testing.T) {
 }
 
 // A claim can request a virtual function under vfio before the function exists.
-func TestAgentMakesAndRebinds(t *testing.T) {
+func TestAgentCreatesVirtualFunctionsForPassthrough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
@@ -465,7 +465,7 @@ func TestAgentMakesAndRebinds(t *testing.T) {
 
 // An extended resource keeps all its virtual functions as long as the configuration lists the
 // resource.
-func TestAgentMakesForAResource(t *testing.T) {
+func TestAgentCreatesVirtualFunctionsForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMakes(t)
 		classic := discovery.ModeDevicePlugin

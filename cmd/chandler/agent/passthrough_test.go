@@ -185,7 +185,7 @@ func (r *rebinding) taint() string {
 
 // A claim has the disk under vfio. The slices show the same device meanwhile. After the claim has
 // ended, the disk returns to its driver, and no consumer gets it with that driver before.
-func TestAgentRebinds(t *testing.T) {
+func TestAgentBindsToVFIO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		stop := r.start()
@@ -358,7 +358,7 @@ func TestAgentIsRefusedByADriver(t *testing.T) {
 
 // A reboot ends all bindings. The next agent has nothing to return, and binds the device of a claim
 // that pods still have again.
-func TestAgentRebindsAfterAReboot(t *testing.T) {
+func TestAgentBindsToVFIOAfterAReboot(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRebinding(t)
@@ -397,7 +397,7 @@ func classicVFIO(t *testing.T) *rules.Rules {
 
 // A resource of the device plugin API has its devices under vfio as long as the resource is
 // configured, and as long as a pod has a device.
-func TestAgentRebindsForAResource(t *testing.T) {
+func TestAgentBindsToVFIOForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		with := classicVFIO(t)
@@ -438,7 +438,7 @@ func TestAgentRebindsForAResource(t *testing.T) {
 
 // If the record of the original state cannot be read, a resource gets its device back once no pod
 // has it.
-func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
+func TestAgentBindsToVFIOForAResourceWithoutTheRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		with := classicVFIO(t)
@@ -475,7 +475,7 @@ func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
 }
 
 // A driver that does not release a device delays only that device.
-func TestAgentRebindsWhileADriverHangs(t *testing.T) {
+func TestAgentBindsToVFIOWhileADriverHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		r.File("dev/nvme1", "c 240:1")
@@ -533,7 +533,7 @@ func TestAgentThatMayNotGiveBack(t *testing.T) {
 
 // The node reboots while the agent binds a device. The next agent changes nothing on its own
 // initiative.
-func TestAgentRebootsWhileItRebinds(t *testing.T) {
+func TestAgentRebootsWhileItBindsToVFIO(t *testing.T) {
 	for step := range 7 {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRebinding(t)

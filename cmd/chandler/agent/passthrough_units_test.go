@@ -16,7 +16,7 @@ import (
 )
 
 // A claim gets an IOMMU group as a whole, and the group returns to its drivers as a whole.
-func TestAgentRebindsAGroup(t *testing.T) {
+func TestAgentBindsAGroupToVFIO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const otherFunction, other = "0000:03:00.1", "pci-0000-03-00-1"
 		r := newRebinding(t)
@@ -50,7 +50,7 @@ func TestAgentRebindsAGroup(t *testing.T) {
 // A function leaves its IOMMU group and returns in a group of its own. The agent binds the function
 // to vfio again for a resource, and the other function, which no resource needs any more, returns
 // to its driver.
-func TestAgentRebindsAFunctionThatReturnsAlone(t *testing.T) {
+func TestAgentBindsToVFIOAFunctionThatReturnsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const otherFunction = "0000:03:00.1"
 		r := newRebinding(t)
@@ -75,7 +75,7 @@ func TestAgentRebindsAFunctionThatReturnsAlone(t *testing.T) {
 
 // A virtual function returns to its driver while another function of the adapter is still
 // allocated.
-func TestAgentRebindsVirtualFunctions(t *testing.T) {
+func TestAgentBindsVirtualFunctionsToVFIO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const sibling = "0000:04:00.1"
 		r := newRebinding(t)
@@ -117,7 +117,7 @@ func TestAgentRebindsVirtualFunctions(t *testing.T) {
 }
 
 // A disk that no family offers is available only under vfio.
-func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
+func TestAgentBindsFunctionsToVFIOThatNoFamilyOffers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		r.families = []*discovery.Family{vfio.Family}

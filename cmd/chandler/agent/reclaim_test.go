@@ -143,7 +143,7 @@ func TestAgentReclaims(t *testing.T) {
 
 // Nothing is recorded, checked or withheld without a rule of the administrator, and everything ends
 // when the administrator removes the rule.
-func TestAgentHandsNothingOver(t *testing.T) {
+func TestAgentReclaimsNothingWithoutARule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
 		wanted := h.rules
@@ -293,7 +293,7 @@ func (h *handing) asks(resource, id string) error {
 
 // The kubelet allocates an ID again after its pod was deleted by force, before and after the agent
 // has seen the end of the pod. No consumer gets the disk while a process of that pod has it open.
-func TestAgentHandsIDsOver(t *testing.T) {
+func TestAgentReclaimsIDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
 		stop := h.startClassic()

@@ -215,7 +215,7 @@ func TestRemovalWaitsForDrivers(t *testing.T) {
 
 // An agent that has lost its permissions while a device is bound to vfio does not leave, and
 // reports the device and the remedy.
-func TestRemovalWithoutRights(t *testing.T) {
+func TestRemovalWithoutPermissions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
 		stop := r.start()

@@ -168,7 +168,7 @@ func (k *keeping) daemon(claim string) int {
 
 // A claim has a daemon from before its containers start until the claim ends. The daemon outlives
 // the agent, and is restarted if it dies.
-func TestAgentKeepsUpMPS(t *testing.T) {
+func TestAgentRunsMPSDaemons(t *testing.T) {
 	t.Parallel()
 	k := newKeeping(t)
 	stopSupervisor := k.supervise()
@@ -337,7 +337,7 @@ func (m *mortal) bury(t *testing.T) bool {
 // An agent that is killed before or after any write, while the daemon of a claim starts or ends,
 // leaves a state that the next agent can continue, whether the claim is still needed or not. Each
 // claim has one daemon, and no file is left in the end.
-func TestAgentIsKilledWhileItKeepsUp(t *testing.T) {
+func TestAgentIsKilledWhileADaemonStartsOrEnds(t *testing.T) {
 	t.Parallel()
 	k := newKeeping(t)
 	stopSupervisor := k.supervise()

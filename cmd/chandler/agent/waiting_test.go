@@ -83,7 +83,7 @@ func TestAgentWaitsForReclaim(t *testing.T) {
 }
 
 // The same applies to the device plugin API, where a pod fails if Allocate fails.
-func TestAgentWaitsToHandAnIDOver(t *testing.T) {
+func TestAgentWaitsToReclaimAnID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
 		stop := h.startClassic()

@@ -48,7 +48,7 @@ func TestAgentKeepsItsConfiguration(t *testing.T) {
 // After a reboot the configuration is invalid, and no earlier one is known. Pods start with the
 // devices that they have, claims end, and no other device is offered until the configuration is
 // valid. Metrics, the readiness probe and an Event report the reason.
-func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
+func TestAgentStartsWithAnInvalidConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		classic := discovery.ModeDevicePlugin
@@ -106,7 +106,7 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 // An agent starts with an invalid configuration beside a working agent, as in an update of the
 // DaemonSet. The kubelet continues to call the working agent. Once the configuration is valid, the
 // new agent registers, becomes ready, and takes over.
-func TestAgentWithAWrongConfigurationLeavesCallsToTheOther(t *testing.T) {
+func TestAgentWithAnInvalidConfigurationLeavesCallsToTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		shared := make(turns, 1)
@@ -151,7 +151,7 @@ func TestAgentWithAWrongConfigurationLeavesCallsToTheOther(t *testing.T) {
 
 // If the working agent dies, an agent with an invalid configuration registers, so that claims can
 // end.
-func TestAgentWithAWrongConfigurationTakesOverFromTheDead(t *testing.T) {
+func TestAgentWithAnInvalidConfigurationTakesOverFromTheDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		shared := make(turns, 1)

@@ -271,7 +271,7 @@ func TestModeUnknown(t *testing.T) {
 }
 
 // A GPU that cannot be whole, or has no other mode, is described without partitions.
-func TestNothingToDivide(t *testing.T) {
+func TestNothingToPartition(t *testing.T) {
 	for text, want := range map[string]string{
 		"SPX, DPX, QPX, CPX\n": " " + couldBe,
 		"SPX, TPX, CPX\n":      " cpx-0? cpx-1? cpx-2? cpx-3? cpx-4? cpx-5? tpx-0? tpx-1? tpx-2?",
