@@ -124,7 +124,7 @@ type Mode string
 // The modes.
 const (
 	// ModeAuto selects DRA if the cluster supports it, and otherwise the device plugin API. On nodes
-	// without accelerators, it selects the device plugin API for /dev/kvm and similar devices.
+	// with /dev/kvm and similar devices only, it selects the device plugin API.
 	ModeAuto         Mode = "Auto"
 	ModeDRA          Mode = "DRA"
 	ModeDevicePlugin Mode = "DevicePlugin"

@@ -327,5 +327,5 @@ func (m *Manager) set(lease *ledger.Lease, name, value string) error {
 	if err == nil || errors.Is(err, overdue.Err) {
 		return err
 	}
-	return fmt.Errorf("%s: %w", what, errNoPrivilege.Explain(err))
+	return fmt.Errorf("%s: %w", what, errNoPrivilege.WrapReadOnly(err))
 }

@@ -289,7 +289,7 @@ func (c driverChange) write(address, what, name, value string) error {
 	case errors.Is(err, overdue.Err):
 		return fmt.Errorf("function %s: %w", address, err)
 	}
-	return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, errNoPrivilege.Explain(err))
+	return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, errNoPrivilege.WrapReadOnly(err))
 }
 
 // isLoaded reports whether the kernel has the PCI driver.

@@ -18,8 +18,9 @@ func (m Missing) Error() string {
 	return fmt.Sprintf("the agent may not change the host: this needs %s, see %s", m.Value, m.Page)
 }
 
-// Explain returns the error of a write, and wraps m too if the permission is the cause.
-func (m Missing) Explain(err error) error {
+// WrapReadOnly returns the error of a write. If the file is read-only for the agent, the error also
+// wraps m.
+func (m Missing) WrapReadOnly(err error) error {
 	if sysfs.IsReadOnly(err) {
 		return fmt.Errorf("%w: %w", err, m)
 	}

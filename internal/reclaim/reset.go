@@ -86,7 +86,7 @@ func (t *resetter) write(function sysfs.Device, attribute, value string) error {
 		return errors.New("the agent ends")
 	}
 	if err := t.config.Write(path.Join(function.Path, attribute), value); err != nil {
-		return fmt.Errorf("function %s: write %q to %s: %w", function.Name(), value, attribute, errNoPrivilege.Explain(err))
+		return fmt.Errorf("function %s: write %q to %s: %w", function.Name(), value, attribute, errNoPrivilege.WrapReadOnly(err))
 	}
 	return nil
 }
