@@ -19,24 +19,12 @@ import (
 // which moves after the claim's end; the others move before.
 func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := quietWorld(discovery.ModeDRA)
-		w.startAgent()
-		w.runFor(time.Minute)
-		slow := w.cluster.NewPod("slow")
-		slow.Grace, slow.Stubborn, slow.Claims = time.Second, false, []string{"slow"}
-		w.server.Put(cluster.NewClaim("slow", 1))
-		if !w.cluster.SchedulePod(slow) {
-			t.Fatal("the claim is not allocated")
-		}
+		w, slow := startWithSlowPod(t)
 		slow.Binding = time.Now().Add(cluster.LongestBinding)
 		w.cluster.SubmitPod(slow)
 		w.wants(discovery.ModeDevicePlugin, nil)
 		resource := w.machine.Devices[allocatedTo(w, "slow")].Offers[0].Resource
-		for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.Devices))) {
-			p := w.cluster.NewPod("limits-" + n)
-			p.Requests = map[string]int{resource: 1}
-			w.cluster.SubmitPod(p)
-		}
+		requestEachDevice(w, resource)
 		all := len(w.machine.Devices) + 1 // with the agent's own
 		w.runFor(cluster.LongestBinding - time.Minute)
 		if n := len(w.kubelet.Containers()); n != all-1 {
@@ -63,15 +51,7 @@ func TestMoveWaitsForAllocatedClaim(t *testing.T) {
 // request all its GPUs there. The claim gets its GPU.
 func TestMoveWaitsForDecidedClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := quietWorld(discovery.ModeDRA)
-		w.startAgent()
-		w.runFor(time.Minute)
-		slow := w.cluster.NewPod("slow")
-		slow.Grace, slow.Stubborn, slow.Claims = time.Second, false, []string{"slow"}
-		w.server.Put(cluster.NewClaim("slow", 1))
-		if !w.cluster.SchedulePod(slow) {
-			t.Fatal("the claim is not allocated")
-		}
+		w, slow := startWithSlowPod(t)
 		decided := w.server.Claim(cluster.Namespace, "slow")
 		open := decided.DeepCopy()
 		open.Status = resourceapi.ResourceClaimStatus{}
@@ -80,11 +60,7 @@ func TestMoveWaitsForDecidedClaim(t *testing.T) {
 		w.cluster.SubmitPod(slow)
 		w.wants(discovery.ModeDevicePlugin, nil)
 		resource := w.machine.Devices[decided.Status.Allocation.Devices.Results[0].Device].Offers[0].Resource
-		for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.Devices))) {
-			p := w.cluster.NewPod("limits-" + n)
-			p.Requests = map[string]int{resource: 1}
-			w.cluster.SubmitPod(p)
-		}
+		requestEachDevice(w, resource)
 		w.runFor(cluster.LongestBinding - time.Minute)
 		w.server.Put(decided)
 		w.runFor(8 * time.Minute)
@@ -96,6 +72,30 @@ func TestMoveWaitsForDecidedClaim(t *testing.T) {
 		}
 		w.end()
 	})
+}
+
+// startWithSlowPod starts a world with an agent, and a pod whose claim "slow" is allocated. The pod is
+// not submitted yet.
+func startWithSlowPod(t *testing.T) (*World, *cluster.Pod) {
+	w := quietWorld(discovery.ModeDRA)
+	w.startAgent()
+	w.runFor(time.Minute)
+	slow := w.cluster.NewPod("slow")
+	slow.Grace, slow.Stubborn, slow.Claims = time.Second, false, []string{"slow"}
+	w.server.Put(cluster.NewClaim("slow", 1))
+	if !w.cluster.SchedulePod(slow) {
+		t.Fatal("the claim is not allocated")
+	}
+	return w, slow
+}
+
+// requestEachDevice submits a pod for each device of the machine, by the resource.
+func requestEachDevice(w *World, resource string) {
+	for n := range slices.Values(slices.Sorted(maps.Keys(w.machine.Devices))) {
+		p := w.cluster.NewPod("limits-" + n)
+		p.Requests = map[string]int{resource: 1}
+		w.cluster.SubmitPod(p)
+	}
 }
 
 // allocatedTo returns the device that a claim is allocated.
