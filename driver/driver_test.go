@@ -29,7 +29,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
-	"chandler.dev/driver/publish"
+	"chandler.dev/internal/backoff"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/ledger"
@@ -272,7 +272,7 @@ func TestPublishingReplacedDevice(t *testing.T) {
 		b.offers(other, gpu("b", 2))
 		pooltest.ExpectPublished(t, helper, "b")
 		answers.Store(true)
-		time.Sleep(publish.NewPause().Cap)
+		time.Sleep(backoff.NewPause().Cap)
 		pooltest.ExpectPublished(t, helper, "a b")
 		if err := stop(); err != nil {
 			t.Error(err)

@@ -20,6 +20,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver/publish"
+	"chandler.dev/internal/backoff"
 	"chandler.dev/internal/ledger/allocation"
 )
 
@@ -40,7 +41,7 @@ const (
 	statusPause = 10 * time.Second
 
 	// statusTries is the number of tries for a status that the API server rejects. If the server
-	// does not answer or is overloaded, tries continue at the intervals of [publish.NewPause].
+	// does not answer or is overloaded, tries continue at the intervals of [backoff.NewPause].
 	statusTries = 5
 
 	// statusTimeout limits the calls for one claim.
@@ -80,7 +81,7 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	if d.config.StatusClient == nil {
 		return
 	}
-	w := statusWriter{client: d.config.StatusClient.ResourceV1(), health: d.healthIn, pause: publish.NewPause()}
+	w := statusWriter{client: d.config.StatusClient.ResourceV1(), health: d.healthIn, pause: backoff.NewPause()}
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
@@ -133,7 +134,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, claims []*allocation.
 		a, known := before[c.UID]
 		if statuses := w.statusesOf(v, c); !slices.Equal(a.statuses, statuses) {
 			logGone(ctx, c, a.statuses, statuses)
-			a = attempt{statuses: statuses, pause: publish.NewPause()}
+			a = attempt{statuses: statuses, pause: backoff.NewPause()}
 		}
 		if now := time.Now(); a.open() && !now.Before(a.nextTry) && !now.Before(w.due) && ctx.Err() == nil {
 			w.tryWrite(ctx, c, &a, c.WithoutStatus && !known)
@@ -167,7 +168,7 @@ func (w *statusWriter) tryWrite(ctx context.Context, c *allocation.Claim, a *att
 	var answer apierrors.APIStatus
 	switch {
 	case err == nil:
-		a.written, w.pause = true, publish.NewPause()
+		a.written, w.pause = true, backoff.NewPause()
 		return
 	case publish.IsRejection(err):
 		a.failures++

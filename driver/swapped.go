@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
-	"chandler.dev/driver/publish"
+	"chandler.dev/internal/backoff"
 )
 
 // swapLoop reads the claims of each device that was replaced, once for each replacement. These
@@ -18,7 +18,7 @@ import (
 // (withheldFromSlices), so no claim is allocated the new device. This method does not compare the
 // clocks of different hosts.
 func (d *Driver) swapLoop(ctx context.Context) {
-	pause := publish.NewPause()
+	pause := backoff.NewPause()
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
@@ -27,7 +27,7 @@ func (d *Driver) swapLoop(ctx context.Context) {
 			klog.FromContext(ctx).Info("The claims for a replaced device cannot be read; trying again", "interval", next, "reason", err.Error())
 			again = time.After(next)
 		} else {
-			pause = publish.NewPause()
+			pause = backoff.NewPause()
 		}
 		select {
 		case <-ctx.Done():

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/internal/backoff"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger/allocation"
 )
@@ -151,7 +152,7 @@ func (r requestPauses) due(subjects []string) (due []string) {
 	maps.DeleteFunc(r, func(subject string, _ *requestPause) bool { return !slices.Contains(subjects, subject) })
 	for _, subject := range subjects {
 		if r[subject] == nil {
-			r[subject] = &requestPause{backoff: wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Minute}}
+			r[subject] = &requestPause{backoff: backoff.NewPause()}
 		}
 		if pause := r[subject]; !time.Now().Before(pause.next) {
 			pause.next = time.Now().Add(pause.backoff.Step())

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -33,12 +32,6 @@ const (
 	// featuresFresh is the maximum age of a detection with which the publisher begins.
 	featuresFresh = time.Minute
 )
-
-// NewPause returns the pauses between requests to the API server that fail, or whose answer does not
-// change: from one second to two minutes. The jitter spreads the requests of many nodes.
-func NewPause() wait.Backoff {
-	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Minute}
-}
 
 // detectFeatures detects the API server's features for the publisher. It returns the reason of a
 // failure, and logs the reason if it differs from the last one.

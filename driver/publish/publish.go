@@ -39,6 +39,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
+	"chandler.dev/internal/backoff"
 )
 
 // logInterval is the interval of the log message about an API server that does not answer.
@@ -106,7 +107,7 @@ func (p *Publisher) NoteRegistration() {
 // Run publishes slices with the helper and detects the API server's features, until the context
 // ends or the helper fails.
 func (p *Publisher) Run(ctx context.Context, helper Helper) error {
-	s := &schedule{startTime: time.Now(), retryPause: NewPause()}
+	s := &schedule{startTime: time.Now(), retryPause: backoff.NewPause()}
 	reason := ""
 	for ctx.Err() == nil {
 		problems := p.refresh(s)

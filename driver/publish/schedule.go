@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver/pool"
+	"chandler.dev/internal/backoff"
 )
 
 // repeatFor is how long after a registration the driver repeats the publication, with pauses that
@@ -118,7 +119,7 @@ func (s *schedule) recordDetection(err error, now time.Time, again time.Duration
 	said := err == nil || IsRejection(err) && (s.featuresKnown || now.Sub(s.startTime) >= refusalPause)
 	s.featuresKnown, s.featuresConfirmed, s.nextDetection = s.featuresKnown || said, said && s.isUnpublished(), now.Add(again)
 	if said {
-		s.retryDetection, s.retryPause = time.Time{}, NewPause()
+		s.retryDetection, s.retryPause = time.Time{}, backoff.NewPause()
 		return
 	}
 	s.retryDetection = now.Add(s.retryPause.Step())

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/backoff"
 )
 
 // The next step depends only on its state and the time.
@@ -97,7 +98,7 @@ func TestPublisherHears(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := &schedule{startTime: began, featuresKnown: test.heard, wanted: one, retryPause: NewPause()}
+			p := &schedule{startTime: began, featuresKnown: test.heard, wanted: one, retryPause: backoff.NewPause()}
 			now := began.Add(test.after)
 			p.recordDetection(test.err, now, time.Minute)
 			if p.featuresKnown != test.wantHeard || p.featuresConfirmed != test.confirmed || p.retryDetection.IsZero() == test.wantSilent || !p.nextDetection.Equal(now.Add(time.Minute)) {

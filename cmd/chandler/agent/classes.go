@@ -19,7 +19,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/driver/publish"
+	"chandler.dev/internal/backoff"
 )
 
 // Intervals between lists of the DeviceClasses, which are the largest answer that the agent requests.
@@ -76,7 +76,7 @@ func resourcesOf(classes []resourceapi.DeviceClass) map[string]string {
 // run warns whenever a list of the classes leads to a new warning. It lists them about an hour apart,
 // and sooner for a claim of an unknown class. It returns when the context ends.
 func (c *classCheck) run(ctx context.Context) {
-	about, pause := firstClasses, publish.NewPause()
+	about, pause := firstClasses, backoff.NewPause()
 	for ctx.Err() == nil {
 		waitFor(ctx, c.unknown, about*3/4+rand.N(about/2))
 		offered, known := c.offered()
@@ -87,7 +87,7 @@ func (c *classCheck) run(ctx context.Context) {
 			about = pause.Step()
 			continue
 		}
-		about, pause = classInterval, publish.NewPause()
+		about, pause = classInterval, backoff.NewPause()
 		waitFor(ctx, nil, classPause)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/statefile"
 	"chandler.dev/discovery"
 	"chandler.dev/driver"
-	"chandler.dev/driver/publish"
+	"chandler.dev/internal/backoff"
 	"chandler.dev/internal/disk"
 )
 
@@ -40,7 +40,7 @@ const autoFile = "mode"
 
 // newAuto reads the last choice from the file.
 func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *autoMode {
-	a := &autoMode{servesDRA: served, registration: registration, pause: publish.NewPause()}
+	a := &autoMode{servesDRA: served, registration: registration, pause: backoff.NewPause()}
 	a.File = statefile.Open(ctx, files, filepath.Join(stateDir, autoFile), func(data []byte) (err error) {
 		a.last, err = parseAuto(data)
 		return err
@@ -81,6 +81,6 @@ func (a *autoMode) determineMode(ctx context.Context) discovery.Mode {
 	if !served {
 		a.answer = discovery.ModeDevicePlugin
 	} // otherwise the kubelet has yet to register the driver
-	a.nextCheck, a.pause = time.Now().Add(ServedInterval()), publish.NewPause()
+	a.nextCheck, a.pause = time.Now().Add(ServedInterval()), backoff.NewPause()
 	return a.answer
 }

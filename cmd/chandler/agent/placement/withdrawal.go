@@ -15,7 +15,7 @@ import (
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
-	"chandler.dev/driver/publish"
+	"chandler.dev/internal/backoff"
 )
 
 const (
@@ -60,7 +60,7 @@ type withdrawals struct {
 }
 
 func newWithdrawals(node *cluster.Node, isPrepared func(claim types.UID) bool) *withdrawals {
-	return &withdrawals{cluster: node, isPrepared: isPrepared, absentSince: make(map[string]time.Time), pause: publish.NewPause()}
+	return &withdrawals{cluster: node, isPrepared: isPrepared, absentSince: make(map[string]time.Time), pause: backoff.NewPause()}
 }
 
 // published returns what keeps the waiting physical devices in DRA. isNew reports whether no API has
@@ -92,7 +92,7 @@ func (w *withdrawals) published(ctx context.Context, s *rules.Snapshot, waiting 
 		return answer
 	}
 	if w.answer == nil || !maps.Equal(w.answer.BySilicon, answer.BySilicon) {
-		w.pause = publish.NewPause()
+		w.pause = backoff.NewPause()
 	}
 	w.answer, w.failingFrom, w.failure = answer, time.Time{}, ""
 	w.nextRequest = w.timeOfNext(now, answer, waiting)
@@ -224,4 +224,4 @@ func (w *withdrawals) forgetOffered(withheld map[string]string) {
 }
 
 // hurry makes the next request due, because an administrator has changed what the agent wants.
-func (w *withdrawals) hurry() { w.nextRequest, w.pause = time.Time{}, publish.NewPause() }
+func (w *withdrawals) hurry() { w.nextRequest, w.pause = time.Time{}, backoff.NewPause() }
