@@ -6,8 +6,21 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
+
+// acceptingClient returns a client of an API server that accepts each slice. The helper of
+// [StartHelper] creates slices without a dry run, which [pooltest.KeepingServer] does not permit.
+func acceptingClient() *fake.Clientset {
+	client := fake.NewClientset()
+	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, action.(clienttesting.CreateAction).GetObject(), nil
+	})
+	return client
+}
 
 // A driver whose socket fails ends with the reason, and the next driver can release the prepared
 // claims.
@@ -21,6 +34,7 @@ func TestLostListenerEndsRun(t *testing.T) {
 	} {
 		t.Run(socket, func(t *testing.T) {
 			b := newBench(t)
+			b.config.KubeClient = acceptingClient()
 			d := b.start()
 			b.open()
 			listening := make(chan net.Listener, 1)
