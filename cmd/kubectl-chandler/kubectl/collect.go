@@ -193,7 +193,7 @@ func requestsDevices(pod *corev1.Pod) bool {
 // relatedEvents returns the Events about Chandler's own pods, about the claims, and about pods that
 // request devices.
 func (v *view) relatedEvents(ctx context.Context, c *collection, claims []resourceapi.ResourceClaim, agents map[string]*corev1.Pod) (out []corev1.Event) {
-	all, err := v.Client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	all, err := cluster.ListObjects[corev1.Event](ctx, v.Client.CoreV1().Events(metav1.NamespaceAll).List, metav1.ListOptions{})
 	if err != nil {
 		c.addMissing("Events", err.Error())
 		return nil
@@ -211,8 +211,8 @@ func (v *view) relatedEvents(ctx context.Context, c *collection, claims []resour
 		about["Pod/"+pod.Namespace+"/"+pod.Name] = true
 		about["DaemonSet/"+pod.Namespace+"/"+metav1.GetControllerOf(pod).Name] = true
 	}
-	for i := range all.Items {
-		e := &all.Items[i]
+	for i := range all {
+		e := &all[i]
 		object := &e.InvolvedObject
 		own := strings.Contains(e.Source.Component, "chandler") || strings.Contains(e.ReportingController, "chandler")
 		if own || about[object.Kind+"/"+object.Namespace+"/"+object.Name] {

@@ -5,8 +5,11 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"chandler.dev/cmd/kubectl-chandler/kubectl/cluster"
 )
 
 // completeNodesAndPods completes the names of nodes, and of pods in the namespace. It leaves out
@@ -43,19 +46,17 @@ func (o *options) complete(cmd *cobra.Command, args []string, word string, names
 }
 
 func nodeNames(ctx context.Context, client kubernetes.Interface, _ string) (out []string) {
-	if nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); err == nil {
-		for i := range nodes.Items {
-			out = append(out, nodes.Items[i].Name)
-		}
+	nodes, _ := cluster.ListObjects[corev1.Node](ctx, client.CoreV1().Nodes().List, metav1.ListOptions{})
+	for i := range nodes {
+		out = append(out, nodes[i].Name)
 	}
 	return out
 }
 
 func podNames(ctx context.Context, client kubernetes.Interface, namespace string) (out []string) {
-	if pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}); err == nil {
-		for i := range pods.Items {
-			out = append(out, pods.Items[i].Name)
-		}
+	pods, _ := cluster.ListObjects[corev1.Pod](ctx, client.CoreV1().Pods(namespace).List, metav1.ListOptions{})
+	for i := range pods {
+		out = append(out, pods[i].Name)
 	}
 	return out
 }

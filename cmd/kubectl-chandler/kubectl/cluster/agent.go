@@ -30,12 +30,12 @@ const commandTimeout = 60 * time.Second
 // ListAgents returns the agents' pods by node. If a node has two, the newer one is returned.
 func ListAgents(ctx context.Context, client kubernetes.Interface) (map[string]*corev1.Pod, error) {
 	out := make(map[string]*corev1.Pod)
-	pods, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: agentSelector})
+	pods, err := ListObjects[corev1.Pod](ctx, client.CoreV1().Pods(metav1.NamespaceAll).List, metav1.ListOptions{LabelSelector: agentSelector})
 	if err != nil {
 		return out, err
 	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
+	for i := range pods {
+		pod := &pods[i]
 		owned := metav1.GetControllerOf(pod)
 		if owned == nil || owned.Kind != "DaemonSet" || pod.Spec.NodeName == "" || fleet.HasEnded(pod) {
 			continue

@@ -8,9 +8,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/discovery"
@@ -41,8 +44,9 @@ func (v *View) read(ctx context.Context, what Reading) error {
 	if !what.Drivers {
 		of.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, discovery.Domain).String()
 	}
-	slicesErr := listObjects(ctx, dra.ResourceSlices().List, of, func(l *resourceapi.ResourceSliceList) { v.Slices = l.Items })
-	nodesErr := listObjects(ctx, v.Client.CoreV1().Nodes().List, metav1.ListOptions{}, func(l *corev1.NodeList) { v.Nodes = l.Items })
+	slices, slicesErr := ListObjects[resourceapi.ResourceSlice](ctx, dra.ResourceSlices().List, of)
+	nodes, nodesErr := ListObjects[corev1.Node](ctx, v.Client.CoreV1().Nodes().List, metav1.ListOptions{})
+	v.Slices, v.Nodes = slices, nodes
 	if slicesErr != nil && nodesErr != nil {
 		return fmt.Errorf("list ResourceSlices: %w", slicesErr)
 	}
@@ -50,22 +54,25 @@ func (v *View) read(ctx context.Context, what Reading) error {
 	v.noteUnreadable(nodesErr, "nodes", "devices that device plugins offer are left out")
 
 	// A user who may read a single namespace sees only the consumers there.
-	v.readEverywhere("ResourceClaims", "what claims of other namespaces have counts as free", func(namespace string) error {
-		return listObjects(ctx, dra.ResourceClaims(namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimList) { v.Claims = l.Items })
+	v.readEverywhere("ResourceClaims", "what claims of other namespaces have counts as free", func(namespace string) (err error) {
+		v.Claims, err = ListObjects[resourceapi.ResourceClaim](ctx, dra.ResourceClaims(namespace).List, metav1.ListOptions{})
+		return err
 	})
-	v.readEverywhere("pods", "what pods of other namespaces have by limits counts as free", func(namespace string) error {
-		return listObjects(ctx, v.Client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(l *corev1.PodList) { v.Pods = l.Items })
+	v.readEverywhere("pods", "what pods of other namespaces have by limits counts as free", func(namespace string) (err error) {
+		v.Pods, err = ListObjects[corev1.Pod](ctx, v.Client.CoreV1().Pods(namespace).List, metav1.ListOptions{})
+		return err
 	})
 	if what.Classes {
-		err := listObjects(ctx, dra.DeviceClasses().List, metav1.ListOptions{}, func(l *resourceapi.DeviceClassList) { v.Classes = l.Items })
+		classes, err := ListObjects[resourceapi.DeviceClass](ctx, dra.DeviceClasses().List, metav1.ListOptions{})
+		v.Classes = classes
 		v.noteUnreadable(err, "DeviceClasses", "the devices of classes are unknown")
 	}
-	var rules []resourceapi.DeviceTaintRule
-	err := listObjects(ctx, dra.DeviceTaintRules().List, metav1.ListOptions{}, func(l *resourceapi.DeviceTaintRuleList) { rules = l.Items })
+	rules, err := ListObjects[resourceapi.DeviceTaintRule](ctx, dra.DeviceTaintRules().List, metav1.ListOptions{})
 	v.noteUnreadable(err, "DeviceTaintRules", "taints that administrators set are left out")
 	v.applyTaints(rules)
 	if what.Templates {
-		err := listObjects(ctx, dra.ResourceClaimTemplates(v.Namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
+		templates, err := ListObjects[resourceapi.ResourceClaimTemplate](ctx, dra.ResourceClaimTemplates(v.Namespace).List, metav1.ListOptions{})
+		v.Templates = templates
 		v.noteUnreadable(err, "ResourceClaimTemplates", "claims that are not created yet are left out")
 	}
 	return nil
@@ -118,13 +125,19 @@ func (v *View) applyTaints(rules []resourceapi.DeviceTaintRule) {
 	}
 }
 
-// listObjects lists objects and passes the list to keep.
-func listObjects[L any](ctx context.Context, read func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions, keep func(L)) error {
-	all, err := read(ctx, options)
-	if err == nil {
-		keep(all)
+// ListObjects lists objects in pages of 500, so that no answer of the API server grows with the
+// cluster. If the rest of a list has expired meanwhile, one request reads the whole list.
+func ListObjects[T any, L runtime.Object](ctx context.Context, read func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions) (items []T, err error) {
+	pages := pager.New(func(ctx context.Context, page metav1.ListOptions) (runtime.Object, error) { return read(ctx, page) })
+	all, _, err := pages.List(ctx, options)
+	if err != nil {
+		return nil, err
 	}
-	return err
+	err = meta.EachListItem(all, func(object runtime.Object) error {
+		items = append(items, *any(object).(*T))
+		return nil
+	})
+	return items, err
 }
 
 // PodStart returns the start time of a pod, zero if unknown.
