@@ -40,8 +40,9 @@ func TestHalfWrittenIDs(t *testing.T) {
 		{"nvidia/testdata/h100x8.host", "device", "0x2"},
 	} {
 		t.Run(filepath.Base(test.file)+" "+test.attribute+" "+test.content, func(t *testing.T) {
-			whole := scan.RescanHost(discoverytest.ReadHost(t, test.file), families.All, nil)
-			d := firstFunction(t, whole.Snapshot)
+			last := scan.RescanHost(discoverytest.ReadHost(t, test.file), families.All, nil)
+			whole := last.Snapshot()
+			d := firstFunction(t, whole)
 			host := half(t, test.file, d.Source+"/"+test.attribute, test.content)
 			now := scan.ReadHost(host, families.All)
 			if got, found := now.Lookup(d.Name); found && (got.Health.Status != discovery.Unknown || got.Family != d.Family) {
@@ -50,7 +51,7 @@ func TestHalfWrittenIDs(t *testing.T) {
 			if len(now.Problems) != len(whole.Problems)+1 || now.Problems[0].Device != d.Name || !strings.Contains(now.Problems[0].Error(), "attribute "+test.attribute) {
 				t.Errorf("problems %v", now.Problems)
 			}
-			kept, _ := scan.RescanHost(host, families.All, whole).Lookup(d.Name)
+			kept, _ := scan.RescanHost(host, families.All, last).Snapshot().Lookup(d.Name)
 			if kept.Health.Status != discovery.Unknown || kept.Attributes.String("pciDevice") != d.Attributes.String("pciDevice") {
 				t.Errorf("its last description is not kept: %s", format(t, kept))
 			}
@@ -96,7 +97,7 @@ func TestImpossibleValues(t *testing.T) {
 // last description.
 func TestGarbledInformation(t *testing.T) {
 	for file, address := range map[string]string{"nvidia/testdata/gke.host": "0000:00:05.0", "nvidia/testdata/h100-mig.host": "0000:1b:00.0"} {
-		whole := scan.RescanHost(discoverytest.ReadHost(t, file), families.All, nil)
+		last := scan.RescanHost(discoverytest.ReadHost(t, file), families.All, nil)
 		gpu := "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address)
 		host := half(t, file, "proc/driver/nvidia/gpus/"+address+"/information", "half")
 		now := scan.ReadHost(host, families.All)
@@ -111,8 +112,8 @@ func TestGarbledInformation(t *testing.T) {
 		if !slices.ContainsFunc(now.Problems, problem) {
 			t.Errorf("%s: problems %v", file, now.Problems)
 		}
-		kept := scan.RescanHost(host, families.All, whole)
-		for _, d := range whole.Devices {
+		kept := scan.RescanHost(host, families.All, last).Snapshot()
+		for _, d := range last.Snapshot().Devices {
 			if got, _ := kept.Lookup(d.Name); d.Silicon() == gpu && got.Health.Status != discovery.Unknown {
 				t.Errorf("%s: %s is not kept: %s", file, d.Name, format(t, got))
 			}

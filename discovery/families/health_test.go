@@ -85,9 +85,9 @@ func TestDriverUnbound(t *testing.T) {
 			continue
 		}
 		last := scan.RescanHost(discoverytest.ReadHost(t, file), families.All, nil)
-		functions := functionsOf(last.Snapshot)
+		functions := functionsOf(last.Snapshot())
 		host := rewritten(t, file, func(text string) string { return unboundText(text, functions) })
-		now := scan.RescanHost(host, families.All, last)
+		now := scan.RescanHost(host, families.All, last).Snapshot()
 		for _, d := range functions {
 			if d.OptIn || len(d.Includes) > 0 {
 				continue // consists of several functions

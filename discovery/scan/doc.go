@@ -44,7 +44,7 @@
 //
 // # Joining
 //
-// Join is pure, and does the work common to all families:
+// [Findings.Snapshot] is pure, and does the work common to all families:
 //
 //   - Devices that are used through one IOMMU group become one physical device and one unit.
 //     Functions for which passthrough is only permitted remain separate. discovery.JoinGroups joins them

@@ -12,23 +12,17 @@ import (
 	"chandler.dev/discovery/pci"
 )
 
-// found holds the findings of all families before devices of several families are joined. The
-// devices belong to looks and must not be modified.
-type found struct {
+// Findings are the result of a scan: the devices of all families before devices of several families
+// are joined. The next scan needs them. The devices belong to looks and must not be modified.
+type Findings struct {
 	devices  []*discovery.Device // in name order
 	problems []discovery.Problem
 }
 
-// joinLooks builds a snapshot from the families' looks, and does the work across families: the
-// devices of one IOMMU group become one unit, a whole device takes everything that its parts take,
-// and no two devices share a name, an identity or a device plugin ID. joinLooks reads no files and
-// modifies no look.
-func joinLooks(looks []familyScan) *Findings { return foundIn(looks).join() }
-
-// foundIn returns the findings of looks, with one device for each name and without repeated
+// findingsOf returns the findings of looks, with one device for each name and without repeated
 // problems.
-func foundIn(looks []familyScan) found {
-	var all found
+func findingsOf(looks []familyScan) *Findings {
+	all := new(Findings)
 	for _, l := range looks {
 		for i := range l.Devices {
 			all.devices = append(all.devices, &l.Devices[i])
@@ -39,14 +33,6 @@ func foundIn(looks []familyScan) found {
 	all.dropNamesakes()
 	all.dropRepeated()
 	return all
-}
-
-// Findings are the result of a scan: the snapshot, and the devices before they were joined, which
-// the next scan needs.
-type Findings struct {
-	*discovery.Snapshot
-
-	found found
 }
 
 // RescanHost scans a host like [ReadHost], and keeps the parts of the last findings that are still
@@ -65,12 +51,14 @@ func RescanHost(host *discovery.Host, families []*discovery.Family, last *Findin
 }
 
 // sort sorts the devices by name, and keeps the order of devices with equal names.
-func (f *found) sort() {
+func (f *Findings) sort() {
 	slices.SortStableFunc(f.devices, func(a, b *discovery.Device) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// join builds a snapshot from the findings of all families.
-func (f found) join() *Findings {
+// Snapshot returns a snapshot with the work across families done: the devices of one IOMMU group
+// become one unit, a whole device takes everything that its parts take, and no two devices share an
+// identity or a device plugin ID. Snapshot reads no files.
+func (f *Findings) Snapshot() *discovery.Snapshot {
 	s := &discovery.Snapshot{Devices: make([]discovery.Device, len(f.devices)), Problems: slices.Clone(f.problems)}
 	for i, d := range f.devices {
 		s.Devices[i] = *d
@@ -81,13 +69,13 @@ func (f found) join() *Findings {
 	discovery.JoinVFIOGroups(s.Devices)
 	dropAmbiguous(s)
 	joinWholes(s)
-	return &Findings{s, f}
+	return s
 }
 
 // dropNamesakes keeps one of several devices with the same name: the device of the family listed
 // first. An existing device replaces a device that could be created on demand, because the device
 // was created during the scan.
-func (f *found) dropNamesakes() {
+func (f *Findings) dropNamesakes() {
 	kept := f.devices[:0]
 	for _, d := range f.devices {
 		if len(kept) == 0 || kept[len(kept)-1].Name != d.Name {
@@ -107,7 +95,7 @@ func (f *found) dropNamesakes() {
 
 // dropRepeated removes problems with equal texts. Several families can read a device before the
 // device's family is known.
-func (f *found) dropRepeated() {
+func (f *Findings) dropRepeated() {
 	seen := make(map[string]bool)
 	f.problems = slices.DeleteFunc(f.problems, func(p discovery.Problem) bool {
 		repeated := seen[p.Error()]

@@ -23,24 +23,25 @@ func mergeFindings(host *discovery.Host, last, next *Findings) *Findings {
 	if last == nil {
 		return next
 	}
-	before, devices := last.found.byName(), next.found.byName()
-	causes := causesOf(next.Problems)
-	for i := range last.Devices {
-		old := &last.Devices[i]
+	before, devices := last.byName(), next.byName()
+	lastSnapshot, nextSnapshot := last.Snapshot(), next.Snapshot()
+	causes := causesOf(nextSnapshot.Problems)
+	for i := range lastSnapshot.Devices {
+		old := &lastSnapshot.Devices[i]
 		_, found := devices[old.Name]
 		cause := causes[old.Name]
 		if cause == nil && !found {
 			cause = whyMissing(old, causes)
 		}
-		if cause == nil && !found && isIdle(host, old.Source) && !next.found.describesFunction(old) {
+		if cause == nil && !found && isIdle(host, old.Source) && !next.describesFunction(old) {
 			devices[old.Name] = asIdle(*before[old.Name], sysfs.At(host.FS, old.Source).Driver())
 			continue
 		}
-		if cause == nil || lacksFile(host, old.HomeDirectory()) || !found && old.PartOf == nil && hasParts(next.Devices, old.Name) {
+		if cause == nil || lacksFile(host, old.HomeDirectory()) || !found && old.PartOf == nil && hasParts(nextSnapshot.Devices, old.Name) {
 			continue
 		}
 		devices[old.Name] = asUnread(*before[old.Name], cause)
-		if _, beside := last.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
+		if _, beside := lastSnapshot.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
 			delete(devices, old.Silicon())
 		}
 	}
@@ -49,9 +50,9 @@ func mergeFindings(host *discovery.Host, last, next *Findings) *Findings {
 			devices[name] = kept
 		}
 	}
-	merged := found{devices: slices.Collect(maps.Values(devices)), problems: next.found.problems}
+	merged := &Findings{devices: slices.Collect(maps.Values(devices)), problems: next.problems}
 	merged.sort()
-	return merged.join()
+	return merged
 }
 
 // linkAttributes are not read if reading would wake the function; see [pci.DescribeFunction].
@@ -85,7 +86,7 @@ func keepLink(host *discovery.Host, before, now *discovery.Device) *discovery.De
 }
 
 // byName returns the devices by their names.
-func (f found) byName() map[string]*discovery.Device {
+func (f *Findings) byName() map[string]*discovery.Device {
 	devices := make(map[string]*discovery.Device, len(f.devices))
 	for _, d := range f.devices {
 		devices[d.Name] = d
@@ -131,7 +132,7 @@ func asIdle(d discovery.Device, driver string) *discovery.Device {
 // describesFunction reports whether the findings describe a device's PCI function, or parts of the
 // function. Other parts of the same physical device do not matter: virtual functions are bound and
 // unbound individually, and so are the functions of an IOMMU group.
-func (f found) describesFunction(old *discovery.Device) bool {
+func (f *Findings) describesFunction(old *discovery.Device) bool {
 	return slices.ContainsFunc(f.devices, func(d *discovery.Device) bool {
 		return d.Source == old.Source || strings.HasPrefix(d.Source, old.Source+"/") || slices.Contains(d.Includes, old.Source) ||
 			d.PartOf != nil && d.PartOf.Name == old.Name

@@ -21,7 +21,7 @@ import (
 // ReadHost reads one file after the other and waits for each, which suits files in memory. [Watch]
 // does not wait for reads that hang.
 func ReadHost(host *discovery.Host, families []*discovery.Family) *discovery.Snapshot {
-	return scanAll(host, families).Snapshot
+	return scanAll(host, families).Snapshot()
 }
 
 // scanAll returns the findings of the families on a host.
@@ -31,7 +31,7 @@ func scanAll(host *discovery.Host, families []*discovery.Family) *Findings {
 	for _, f := range leftoversLast(families) {
 		looks = append(looks, m.of[f].leftoversAfter(f, looks).read(f, host))
 	}
-	return joinLooks(looks)
+	return findingsOf(looks)
 }
 
 // leftoversLast returns the families in the order of reading.
@@ -42,7 +42,7 @@ func leftoversLast(families []*discovery.Family) []*discovery.Family {
 }
 
 // familyScan holds the findings of one family on a host. Devices of several families are not joined
-// yet; see [joinLooks].
+// yet; see [Findings.Snapshot].
 type familyScan struct {
 	Devices  []discovery.Device
 	Problems []discovery.Problem

@@ -235,7 +235,7 @@ type scanner struct {
 	*patient
 	families  []*discovery.Family // in the order of reading
 	lateReads map[*discovery.Family]*reading[familyScan]
-	last      *found       // the findings of the last scan, nil before the first answer; the reader has the joined devices
+	last      *Findings    // of the last scan, nil before the first answer; the reader has the joined devices
 	looks     []familyScan // the basis of the last snapshot: first the problems of lists, then one look for each family
 	traces    bool         // looks are to record their reads; see [trace]
 }
@@ -279,24 +279,15 @@ func (s *scanner) scan(ctx context.Context, keeps func(familyScan) bool) (now *d
 		}
 	}
 	shareDescriptions(looks, s.looks)
-	merging := awaitRead(ctx, s.patient, func(host *discovery.Host) *Findings { return mergeFindings(host, s.lastFindings(), joinLooks(looks)) })
+	merging := awaitRead(ctx, s.patient, func(host *discovery.Host) *Findings { return mergeFindings(host, s.last, findingsOf(looks)) })
 	if merging == nil {
 		return nil, false
 	}
 	answered = s.last != nil || anyRead(looks)
 	if answered {
-		last := merging.found.found // a copy, so that the joined devices can be freed
-		s.last, s.looks = &last, looks
+		s.last, s.looks = merging.found, looks
 	}
-	return merging.found.Snapshot, answered
-}
-
-// lastFindings returns the last findings, or nil.
-func (s *scanner) lastFindings() *Findings {
-	if s.last == nil {
-		return nil
-	}
-	return s.last.join()
+	return merging.found.Snapshot(), answered
 }
 
 // lastScan returns the result of the last scan.

@@ -64,8 +64,8 @@ func setLabel(t *testing.T, root, name, label string) {
 	}
 }
 
-// joined returns the findings of a single look.
-func joined(l familyScan) *Findings { return joinLooks([]familyScan{l}) }
+// findingsIn returns the findings of a single look.
+func findingsIn(l familyScan) *Findings { return findingsOf([]familyScan{l}) }
 
 func TestMerge(t *testing.T) {
 	host, root := widgetHost(t, map[string]string{"a": "first", "b": "second"})
@@ -74,23 +74,23 @@ func TestMerge(t *testing.T) {
 
 	setLabel(t, root, "a", "unreadable")
 	second := RescanHost(host, families, first)
-	a, _ := second.Lookup("a")
+	a, _ := second.Snapshot().Lookup("a")
 	if a.Attributes.String("model") != "first" || a.Health.Status != discovery.Unknown || a.Health.Reason == "" {
 		t.Errorf("unreadable: got model %q, health %+v; want the last description, Unknown and why", a.Attributes.String("model"), a.Health)
 	}
-	if b, _ := second.Lookup("b"); b.Health.Status != discovery.Healthy {
+	if b, _ := second.Snapshot().Lookup("b"); b.Health.Status != discovery.Healthy {
 		t.Errorf("its neighbour: health %+v; want Healthy", b.Health)
 	}
 
 	// It stays unchanged for as long as the device cannot be read.
 	third := RescanHost(host, families, second)
-	if !discovery.SameSnapshots(second.Snapshot, third.Snapshot) {
-		t.Errorf("a second scan of the same host differs: %v, %v", second.Devices, third.Devices)
+	if before, now := second.Snapshot(), third.Snapshot(); !discovery.SameSnapshots(before, now) {
+		t.Errorf("a second scan of the same host differs: %v, %v", before.Devices, now.Devices)
 	}
 
 	setLabel(t, root, "a", "renamed")
 	fourth := RescanHost(host, families, third)
-	if a, _ := fourth.Lookup("a"); a.Attributes.String("model") != "renamed" || a.Health.Status != discovery.Healthy {
+	if a, _ := fourth.Snapshot().Lookup("a"); a.Attributes.String("model") != "renamed" || a.Health.Status != discovery.Healthy {
 		t.Errorf("readable again: got model %q, health %+v", a.Attributes.String("model"), a.Health)
 	}
 
@@ -99,7 +99,7 @@ func TestMerge(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(root, "sys/class/widget/a")); err != nil {
 		t.Fatal(err)
 	}
-	if _, there := RescanHost(host, families, fifth).Lookup("a"); there {
+	if _, there := RescanHost(host, families, fifth).Snapshot().Lookup("a"); there {
 		t.Error("gone: the device is still there")
 	}
 }
@@ -108,7 +108,7 @@ func TestMerge(t *testing.T) {
 func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	part := discovery.Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &discovery.Silicon{Name: "a"}}
-	last := joined(familyScan{Devices: []discovery.Device{part}})
+	last := findingsIn(familyScan{Devices: []discovery.Device{part}})
 	broken := errors.New("input/output error")
 	for name, next := range map[string]familyScan{
 		"silicon":                  {Problems: []discovery.Problem{{Device: "a", Err: broken}}},
@@ -119,7 +119,7 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 		"described without a fact": {Devices: []discovery.Device{{Name: "a-1"}}, Problems: []discovery.Problem{{Device: "a-1", Err: broken}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := mergeFindings(host, last, joined(next)).Devices
+			got := mergeFindings(host, last, findingsIn(next)).Snapshot().Devices
 			if len(got) != 1 || got[0].Name != "a-1" || got[0].PartOf == nil || got[0].Health.Status != discovery.Unknown {
 				t.Errorf("got %+v; want the last description of a-1, Unknown", got)
 			}
@@ -131,14 +131,14 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 		"it is a whole again": {Devices: []discovery.Device{{Name: "a"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, there := mergeFindings(host, last, joined(next)).Lookup("a-1"); there {
+			if _, there := mergeFindings(host, last, findingsIn(next)).Snapshot().Lookup("a-1"); there {
 				t.Error("a-1 is kept")
 			}
 		})
 	}
-	whole := joined(familyScan{Devices: []discovery.Device{{Name: "a", Family: "widget", Source: part.Source}}})
-	divided := joined(familyScan{Devices: []discovery.Device{part}, Problems: []discovery.Problem{{Device: "widget", Err: broken}}})
-	if _, there := mergeFindings(host, whole, divided).Lookup("a"); there {
+	whole := findingsIn(familyScan{Devices: []discovery.Device{{Name: "a", Family: "widget", Source: part.Source}}})
+	divided := findingsIn(familyScan{Devices: []discovery.Device{part}, Problems: []discovery.Problem{{Device: "widget", Err: broken}}})
+	if _, there := mergeFindings(host, whole, divided).Snapshot().Lookup("a"); there {
 		t.Error("a whole is kept beside its parts")
 	}
 }
@@ -180,9 +180,9 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			host := &discovery.Host{FS: test.host}
-			merged := mergeFindings(host, joined(familyScan{Devices: test.last}), joined(familyScan{Devices: test.next}))
-			again := mergeFindings(host, merged, joined(familyScan{Devices: test.next}))
-			if !discovery.SameSnapshots(merged.Snapshot, again.Snapshot) {
+			last := mergeFindings(host, findingsIn(familyScan{Devices: test.last}), findingsIn(familyScan{Devices: test.next}))
+			merged, again := last.Snapshot(), mergeFindings(host, last, findingsIn(familyScan{Devices: test.next})).Snapshot()
+			if !discovery.SameSnapshots(merged, again) {
 				t.Errorf("then %+v, and again %+v", merged.Devices, again.Devices)
 			}
 			var kept []string
@@ -197,7 +197,7 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 		})
 	}
 	stub := fstest.MapFS{dir + "/vendor": bound[dir+"/vendor"], dir + "/driver": {Data: []byte("../../../bus/pci/drivers/pci-stub"), Mode: fs.ModeSymlink}}
-	got, _ := mergeFindings(&discovery.Host{FS: stub}, joined(familyScan{Devices: []discovery.Device{one}}), joined(familyScan{})).Lookup("a")
+	got, _ := mergeFindings(&discovery.Host{FS: stub}, findingsIn(familyScan{Devices: []discovery.Device{one}}), findingsIn(familyScan{})).Snapshot().Lookup("a")
 	if got.Health.Key() != discovery.ConditionDriverUnbound || !strings.Contains(got.Health.Reason, "pci-stub") || got.Attributes.String("driver") != "pci-stub" {
 		t.Errorf("under pci-stub: %+v", got)
 	}
@@ -259,10 +259,11 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 			host.FS = wakingLinks{files, t}
 		}
 		last = RescanHost(host, []*discovery.Family{family}, last)
-		for _, d := range last.Devices {
+		s := last.Snapshot()
+		for _, d := range s.Devices {
 			width := ptr.Deref(d.Attributes["linkWidth"].IntValue, 0)
-			if width != step.want || len(last.Problems) > 0 || len(last.Devices) != 2 {
-				t.Errorf("step %d, %+v: device %s has %d lanes, %v", i, step, d.Name, width, last.Problems)
+			if width != step.want || len(s.Problems) > 0 || len(s.Devices) != 2 {
+				t.Errorf("step %d, %+v: device %s has %d lanes, %v", i, step, d.Name, width, s.Problems)
 			}
 		}
 	}
@@ -272,16 +273,16 @@ func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
 func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"whole": "x", "part": "x"})
 	silicon := &discovery.Silicon{Name: "whole", Counters: map[string]resource.Quantity{"parts": resource.MustParse("1")}}
-	last := joined(familyScan{Devices: []discovery.Device{
+	last := findingsIn(familyScan{Devices: []discovery.Device{
 		{Name: "part", Source: "sys/class/widget/part", PartOf: silicon},
 		{Name: "whole", Source: "sys/class/widget/whole", PartOf: silicon},
 	}})
 	unreadable := errors.New("input/output error")
 	for name, next := range map[string]familyScan{
 		"both":  {Problems: []discovery.Problem{{Device: "part", Err: unreadable}, {Device: "whole", Err: unreadable}}},
-		"whole": {Devices: last.Devices[:1], Problems: []discovery.Problem{{Device: "whole", Err: unreadable}}},
+		"whole": {Devices: last.Snapshot().Devices[:1], Problems: []discovery.Problem{{Device: "whole", Err: unreadable}}},
 	} {
-		if got := mergeFindings(host, last, joined(next)).Devices; len(got) != 2 || got[1].Health.Status != discovery.Unknown {
+		if got := mergeFindings(host, last, findingsIn(next)).Snapshot().Devices; len(got) != 2 || got[1].Health.Status != discovery.Unknown {
 			t.Errorf("%s unreadable: %+v", name, got)
 		}
 	}

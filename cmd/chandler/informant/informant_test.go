@@ -248,7 +248,7 @@ func TestNVMLThatTires(t *testing.T) {
 		t.Fatalf("got %+v", gpu)
 	}
 	within(t, changed, "nothing was taken back")
-	merged := scan.RescanHost(host, families.All, first)
+	merged := scan.RescanHost(host, families.All, first).Snapshot()
 	gpu, _ := merged.Lookup("pci-0000-01-00-0")
 	if gpu.Health.Status != discovery.Unknown || !strings.Contains(gpu.Health.Reason, "silent for 2s") || gpu.Attributes.String("architecture") != "hopper" {
 		t.Errorf("got %+v", gpu)

@@ -23,7 +23,7 @@ func TestReset(t *testing.T) {
 	scan := func(edit func(line string) string) (discovery.Device, bool) {
 		host := edited(t, "testdata/alveo.host", edit)
 		last = scan.RescanHost(host, families, last)
-		return last.Lookup(name)
+		return last.Snapshot().Lookup(name)
 	}
 	before, found := scan(func(line string) string { return line })
 	if !found || before.Health.Status != discovery.Healthy {

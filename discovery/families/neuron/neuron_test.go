@@ -51,11 +51,11 @@ func TestGranularity(t *testing.T) {
 func TestIdentityOfCores(t *testing.T) {
 	host := discoverytest.ReadHost(t, "testdata/trn2.host")
 	families := []*discovery.Family{neuron.Family}
-	before := scan.RescanHost(host, families, nil)
+	last := scan.RescanHost(host, families, nil)
 	overlay := hostfs.NewOverlay(host.FS)
 	overlay.Set("sys/devices/virtual/neuron_device/neuron1/info/serial_number", []byte("no\x00text"))
 	unread := &discovery.Host{FS: overlay, Roots: host.Roots}
-	after := scan.RescanHost(unread, families, before)
+	before, after := last.Snapshot(), scan.RescanHost(unread, families, last).Snapshot()
 	for _, name := range []string{"neuron1", "neuron1-core-0", "neuron1-core-3"} {
 		was, known := before.Lookup(name)
 		is, there := after.Lookup(name)

@@ -229,16 +229,17 @@ func TestUnreadable(t *testing.T) {
 		host := &discovery.Host{FS: fsys, Paths: []discovery.PathResource{{Name: "example.com/a", Groups: groups}}}
 		return scan.RescanHost(host, []*discovery.Family{paths.Family}, last)
 	}
-	before := rescan(whole, nil)
+	last := rescan(whole, nil)
+	before := last.Snapshot()
 	for _, dir := range []string{"dev/serial", "sys/bus/usb/devices"} {
 		host := noDirectory{whole, dir}
-		after := rescan(host, before)
+		after := rescan(host, last).Snapshot()
 		if len(before.Devices) != 2 || len(after.Devices) != 2 || len(after.Problems) != 1 {
 			t.Errorf("%s: %d devices of %d, problems %v", dir, len(after.Devices), len(before.Devices), after.Problems)
 		}
 	}
 	delete(whole, "dev/serial/port")
-	if after := rescan(whole, before); len(after.Devices) != 1 {
+	if after := rescan(whole, last).Snapshot(); len(after.Devices) != 1 {
 		t.Errorf("the port is gone, and there are %d devices", len(after.Devices))
 	}
 }
