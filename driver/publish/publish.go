@@ -22,16 +22,23 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -116,6 +123,10 @@ func (p *Publisher) Run(ctx context.Context, helper Helper) error {
 			reason = p.detectFeatures(ctx, s, reason)
 		case publish:
 			given := s.nextPool()
+			if n := len(given.Slices); s.last == nil && s.earlier == nil && n > 1 && len(given.Slices[n-2].Devices) > 0 {
+				s.wanted, s.earlier = nil, p.readSlices(ctx)
+				continue
+			}
 			if given != s.last {
 				for _, problem := range problems {
 					klog.FromContext(ctx).Error(problem.Err, "A device is left out of the ResourceSlices", "device", problem.Device)
@@ -126,7 +137,7 @@ func (p *Publisher) Run(ctx context.Context, helper Helper) error {
 			if err := p.publishPool(ctx, helper, *given); err != nil {
 				return err
 			}
-			s.last, s.lastPublication, s.featuresConfirmed = given, time.Now(), false
+			s.last, s.earlier, s.lastPublication, s.featuresConfirmed = given, nil, time.Now(), false
 		case idle:
 			timer := time.NewTimer(time.Until(until))
 			select {
@@ -156,7 +167,7 @@ func (p *Publisher) refresh(s *schedule) []discovery.Problem {
 	if in.Snapshot == nil {
 		return nil
 	}
-	in.Last, in.Features = ptr.Deref(s.last, resourceslice.Pool{}), p.KeptFeatures()
+	in.Last, in.Features = ptr.Deref(cmp.Or(s.last, s.earlier), resourceslice.Pool{}), p.KeptFeatures()
 	s.nextChange = changes
 	if s.wanted != nil && s.lastBeside == s.last && sameInput(s.wantedInput, in) {
 		return s.problems
@@ -168,6 +179,29 @@ func (p *Publisher) refresh(s *schedule) []discovery.Problem {
 		s.wanted = s.last // the same pointer makes later comparisons fast
 	}
 	return problems
+}
+
+// readSlices returns the pool of an earlier agent. Devices remain in their slices, so a restart with
+// unchanged devices writes no slice. The publisher calls readSlices before its first publication of
+// several slices with devices. The names of slices begin with their index (encodeIndex in
+// resourceslice/resourceslicecontroller.go of k8s.io/dynamic-resource-allocation, read in 0.37).
+func (p *Publisher) readSlices(ctx context.Context) *resourceslice.Pool {
+	ctx, cancel := context.WithTimeout(ctx, negotiateTimeout)
+	defer cancel()
+	earlier := &resourceslice.Pool{}
+	list, err := draclient.New(p.config.KubeClient).ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
+		resourceapi.ResourceSliceSelectorDriver: discovery.Domain, resourceapi.ResourceSliceSelectorNodeName: p.config.NodeName,
+	}).String()})
+	if err != nil {
+		klog.FromContext(ctx).Info("The published ResourceSlices cannot be read; devices may move between slices", "reason", err.Error())
+		return earlier
+	}
+	slices.SortFunc(list.Items, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
+	for i := range list.Items {
+		spec := &list.Items[i].Spec
+		earlier.Slices = append(earlier.Slices, resourceslice.Slice{Devices: spec.Devices, SharedCounters: spec.SharedCounters})
+	}
+	return earlier
 }
 
 // publishPool gives the pool to the helper. Its first call blocks until the API server has listed

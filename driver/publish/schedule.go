@@ -35,6 +35,7 @@ type schedule struct {
 	lastBeside      *resourceslice.Pool // last at the time when wanted was computed
 	nextChange      time.Time           // when wanted changes without an event, zero if it does not
 	last            *resourceslice.Pool // the last published pool, nil before the first
+	earlier         *resourceslice.Pool // the pool of an earlier agent, nil if it was not read or after the first publication
 	lastPublication time.Time           // time of the last publication or repetition
 
 	lastRegistration time.Time // time of the kubelet's last registration, zero if there was none
