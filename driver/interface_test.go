@@ -1,15 +1,20 @@
 package driver
 
 import (
+	"fmt"
 	"io/fs"
 	"maps"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
+	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 // TestInterfaceThatIsRenamed prepares a network function whose interface was renamed after the
@@ -63,6 +68,76 @@ func TestInterfaceThatIsRenamed(t *testing.T) {
 				delete(b.host, name)
 			}
 			mustPrepare(t, b, c)
+		})
+	}
+}
+
+// No slice is written because pods with network functions start and end, although each claim ends
+// before the interface has returned to the host. The functions are devices of their own, or the API
+// server keeps no counters. An interface that does not return, or returns with another name, leads to
+// one write.
+func TestInterfaceReturnsAfterClaim(t *testing.T) {
+	const count = 4
+	for name, test := range map[string]struct {
+		counters bool
+		returns  string // prefix of the names of the interfaces that return
+		writes   int
+	}{
+		"to the host":                            {true, "eth", 0},
+		"to the host, without counters":          {false, "eth", 0},
+		"with other names":                       {true, "ens", count},
+		"not, and all claims have ended at once": {true, "", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, helper := newBench(t), &pooltest.Helper{}
+				if !test.counters {
+					b.config.KubeClient = pooltest.ChangingServer(t, pooltest.WithoutCounters)
+				}
+				var interfaces [count]string
+				offer := func(i int, name string) {
+					interfaces[i] = name
+					var devices []rules.Offered
+					for i, name := range interfaces {
+						d := rules.Offered{Device: discovery.Device{Name: fmt.Sprint("vf-", i), Family: "nic", Interchangeable: "functions", Attributes: discovery.Attributes{}}}
+						d.Attributes.SetString("kind", "nic")
+						d.Attributes.SetString("driver", "iavf")
+						d.Attributes.SetInt("vfIndex", int64(i))
+						d.Attributes.SetString("ifName", name)
+						devices = append(devices, d)
+					}
+					b.Publish(&rules.Snapshot{Devices: devices, Attributes: []resourceapi.QualifiedName{"vfIndex"}}, nil)
+					synctest.Wait()
+				}
+				for i := range interfaces {
+					interfaces[i] = fmt.Sprint("eth", i)
+				}
+				stop := b.run(helper)
+				offer(0, "eth0")
+				pooltest.ExpectPublished(t, helper, "vf-0 vf-1 vf-2 vf-3")
+				claims := make([]*resourceapi.ResourceClaim, count)
+				for i := range claims {
+					claims[i] = claim(fmt.Sprint("c", i), fmt.Sprint("vf-", i))
+					mustPrepare(t, b, claims[i])
+					offer(i, "")
+				}
+				for _, c := range claims {
+					mustUnprepare(t, b, c)
+					synctest.Wait()
+				}
+				for i := range interfaces {
+					if test.returns != "" {
+						offer(i, fmt.Sprint(test.returns, i))
+					}
+				}
+				time.Sleep(time.Hour)
+				if got := helper.PublishedSketches(); len(got) != test.writes {
+					t.Errorf("%d writes, want %d", len(got), test.writes)
+				}
+				if err := stop(); err != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }

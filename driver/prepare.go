@@ -35,6 +35,7 @@ type claimHandler struct {
 
 	jobs           jobs
 	choices        choices
+	claimEnds      sync.Map      // time of the end of the last claim, by device
 	newAllocations sync.Map      // first sight of a new allocation of a claim, by UID
 	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run; replaced in tests
 }
@@ -315,6 +316,11 @@ func (h *claimHandler) letGo(ctx context.Context, uid types.UID) error {
 	}
 	h.newAllocations.Delete(uid)
 	c, _ := h.ledger.Claim(uid)
+	if c != nil {
+		for i := range c.Results {
+			h.claimEnds.Store(c.Results[i].Source, time.Now()) // before the publisher misses the claim
+		}
+	}
 	if err := traces.Do(ctx, "remove CDI spec, files and record", func() error { return h.ledger.End(uid, h.view.Load()) }); err != nil {
 		return err
 	}
@@ -325,6 +331,21 @@ func (h *claimHandler) letGo(ctx context.Context, uid types.UID) error {
 		h.config.OnClaimEnd()
 	}
 	return nil
+}
+
+// interfaceReturn is how long after its claim a network interface may return to the host. The kernel
+// moves an interface to the host's network namespace after the last process of the pod's namespace
+// has ended (default_device_exit_net in net/core/dev.c).
+const interfaceReturn = time.Minute
+
+// returnsFor returns for how long the network interface of a device without one may still return
+// from the pod of an ended claim.
+func (h *claimHandler) returnsFor(device *discovery.Device, now time.Time) time.Duration {
+	end, ended := h.claimEnds.Load(device.Name)
+	if !ended || device.Attributes.String("kind") != "nic" || device.Attributes.String("ifName") != "" {
+		return 0
+	}
+	return interfaceReturn - now.Sub(end.(time.Time))
 }
 
 // offeredFor reports whether the published slices may depend on a claim. A device that is gone

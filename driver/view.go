@@ -72,18 +72,24 @@ func (d *Driver) poolInput(now time.Time) (in pool.Input, changes time.Time) {
 		Withheld:      v.withheldFromSlices(),
 		Claims:        d.ledger.Claims(),
 		ExcusedHealth: make(map[string]bool),
+		Returning:     make(map[string]bool),
 		GoneEffect:    d.config.GoneEffect(),
 	}
-	for _, device := range v.snapshot.Devices {
-		if device.Health.Status != discovery.Unknown {
-			continue
+	note := func(devices map[string]bool, device string, left time.Duration) {
+		if left <= 0 {
+			return
 		}
-		if left := d.claims.jobs.excuseFor(device.Name, now); left > 0 {
-			in.ExcusedHealth[device.Name] = true
-			if end := now.Add(left); changes.IsZero() || end.Before(changes) {
-				changes = end
-			}
+		devices[device] = true
+		if end := now.Add(left); changes.IsZero() || end.Before(changes) {
+			changes = end
 		}
+	}
+	for i := range v.snapshot.Devices {
+		device := &v.snapshot.Devices[i].Device
+		if device.Health.Status == discovery.Unknown {
+			note(in.ExcusedHealth, device.Name, d.claims.jobs.excuseFor(device.Name, now))
+		}
+		note(in.Returning, device.Name, d.claims.returnsFor(device, now))
 	}
 	return in, changes
 }

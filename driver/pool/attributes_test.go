@@ -94,6 +94,10 @@ func TestInterfaceInPod(t *testing.T) {
 	moved.Results[0].Edits.NetDevices = []*specs.LinuxNetDevice{{HostInterfaceName: "ens1", Name: "net1"}}
 	free := build(resourceslice.Pool{}, adapter("ens1"))
 	without := build(resourceslice.Pool{}, adapter(""))
+	ended, _ := BuildPool(Input{
+		Snapshot: &rules.Snapshot{Devices: adapter(""), Attributes: []resourceapi.QualifiedName{"defaultRoute"}},
+		Last:     free, Returning: map[string]bool{"adapter": true}, Features: features.All(),
+	})
 	otherDriver := adapter("")
 	otherDriver[0].Attributes.SetString("driver", "vfio-pci")
 	restarted := adapter("ens1") // the claim's record has no link layer
@@ -104,6 +108,7 @@ func TestInterfaceInPod(t *testing.T) {
 		"the agent started again":            {build(resourceslice.Pool{}, adapter(""), moved), build(resourceslice.Pool{}, restarted)},
 		"it has another name by now":         {build(free, adapter("ens2"), claim), build(resourceslice.Pool{}, adapter("ens2"))},
 		"no claim has it":                    {build(free, adapter("")), without},
+		"its claim has just ended":           {ended, free},
 		"it has another driver":              {build(free, otherDriver, claim), build(resourceslice.Pool{}, otherDriver)},
 		"it was never published with a name": {build(without, adapter(""), claim), without},
 	} {

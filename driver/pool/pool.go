@@ -33,6 +33,7 @@ type Input struct {
 	Last          resourceslice.Pool            // the pool as last published
 	Features      features.Set                  // of the API server
 	ExcusedHealth map[string]bool               // devices whose Unknown health is not published
+	Returning     map[string]bool               // devices whose network interface may soon return from the pod of an ended claim
 	GoneEffect    resourceapi.DeviceTaintEffect // for allocated devices missing from the snapshot
 }
 

@@ -147,5 +147,5 @@ func (s *schedule) adopt(equal *resourceslice.Pool) {
 // sameInput reports whether two inputs make the same pool, if the last published pool is the same.
 func sameInput(a, b pool.Input) bool {
 	return a.Snapshot == b.Snapshot && maps.Equal(a.Withheld, b.Withheld) && slices.Equal(a.Claims, b.Claims) &&
-		a.Features == b.Features && maps.Equal(a.ExcusedHealth, b.ExcusedHealth) && a.GoneEffect == b.GoneEffect
+		a.Features == b.Features && maps.Equal(a.ExcusedHealth, b.ExcusedHealth) && maps.Equal(a.Returning, b.Returning) && a.GoneEffect == b.GoneEffect
 }

@@ -67,10 +67,11 @@ func HostFiles(families string) ([]string, error) {
 type step struct {
 	load   load
 	inPods bool // pods have all network interfaces that claims move
+	ended  bool // the claims of these pods have ended, and the interfaces have not returned yet
 }
 
 // cycle lists the steps of a cycle. After the last step, the host is as it was recorded.
-var cycle = []step{{idle, false}, {suspended, false}, {suspended, true}, {busy, true}, {idle, true}, {idle, false}, {busy, false}}
+var cycle = []step{{idle, false, false}, {suspended, false, false}, {suspended, true, false}, {busy, true, false}, {idle, true, false}, {idle, true, true}, {busy, false, false}}
 
 // settleScans is the number of scans after which the health states of an unchanged host remain the
 // same: a device that cannot be read becomes Unknown.
@@ -98,7 +99,7 @@ func (r Replay) Run(ctx context.Context, file string) (result Result, err error)
 		err = errors.Join(err, <-n.ended)
 	}()
 	for range settleScans {
-		if err := n.scan(ctx, tree, nil); err != nil {
+		if err := n.scan(ctx, tree, pool.Input{}); err != nil {
 			return Result{}, err
 		}
 	}
@@ -107,14 +108,20 @@ func (r Replay) Run(ctx context.Context, file string) (result Result, err error)
 	result.Interfaces = len(moved)
 	for range r.Cycles {
 		for _, s := range cycle {
-			now, claims := trees[s.load], []*allocation.Claim(nil)
+			now, in := trees[s.load], pool.Input{Returning: make(map[string]bool)}
 			if s.inPods {
 				now = withoutInterfaces(now, moved)
 			}
-			if s.inPods && !r.NoClaims {
-				claims = []*allocation.Claim{claim}
+			switch {
+			case !s.inPods || r.NoClaims:
+			case s.ended:
+				for i := range moved {
+					in.Returning[moved[i].Name] = true
+				}
+			default:
+				in.Claims = []*allocation.Claim{claim}
 			}
-			if err := n.scan(ctx, now, claims); err != nil {
+			if err := n.scan(ctx, now, in); err != nil {
 				return Result{}, err
 			}
 			result.Scans++
@@ -190,8 +197,9 @@ func (r Replay) startNode(ctx context.Context, tree *discoverytest.Tree) *node {
 	return n
 }
 
-// scan replaces the host, and returns when the result of the next scan is published.
-func (n *node) scan(ctx context.Context, tree *discoverytest.Tree, claims []*allocation.Claim) error {
+// scan replaces the host, and returns when the result of the next scan is published with the claims
+// of the input.
+func (n *node) scan(ctx context.Context, tree *discoverytest.Tree, in pool.Input) error {
 	if n.last != nil { // the first scan needs no event
 		n.host.Store(tree)
 		scan.Changes{Everything: true}.Send(n.events)
@@ -205,7 +213,7 @@ func (n *node) scan(ctx context.Context, tree *discoverytest.Tree, claims []*all
 	n.now = n.now.Add(scanInterval)
 	settled, _ := n.settler.SettleStates(found, n.now)
 	n.last = n.rules.ApplyTo(settled) //nolint:contextcheck // evaluating an expression does not block
-	in := pool.Input{Snapshot: n.last, Claims: claims, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
+	in.Snapshot, in.GoneEffect = n.last, resourceapi.DeviceTaintEffectNoSchedule
 	// The publisher reads its input before each action. The first action may be the detection of
 	// features and the second one the publication. The third reading follows the publication.
 	for range 3 {
