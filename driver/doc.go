@@ -32,6 +32,18 @@
 // Metadata files contain only strings and numbers, so their readers do not depend on the features
 // of the API server.
 //
+// # Replaced devices
+//
+// A claim is refused if its device was replaced after the allocation. When the driver notices the
+// replacement, it reads the claims of the node's pods and withholds the new device until then. The
+// driver cannot recognize an allocation that the scheduler decided before the replacement and stored
+// later, up to 25 minutes in the worst case, and prepares the claim with the new device. No object
+// has the time of the decision or the generation of the pool that it was based on: the scheduler
+// sets the allocation's timestamp when it stores the allocation (bindClaim in
+// pkg/scheduler/framework/plugins/dynamicresources/dynamicresources.go, 1.37), the results have only
+// the names of pool and device (DeviceRequestAllocationResult in k8s.io/api/resource/v1, 0.37), and a
+// nomination for the node has no time and is not unique to binding cycles, since preemption sets it too.
+//
 // # Binding conditions
 //
 // No device has binding conditions. A driver that sets them must watch all claims that are

@@ -16,7 +16,7 @@ import (
 // swapLoop reads the claims of each device that was replaced, once for each replacement. These
 // claims were allocated the earlier device. Until the request succeeds, no slice contains the device
 // (withheldFromSlices), so no claim is allocated the new device. This method does not compare the
-// clocks of different hosts.
+// clocks of different hosts. The package documentation describes the claims that it cannot recognize.
 func (d *Driver) swapLoop(ctx context.Context) {
 	pause := backoff.NewPause()
 	for {

@@ -100,7 +100,7 @@ func (b *builder) isUncounted(d *rules.Offered, gone []allocation.Hold) bool {
 }
 
 // addGone adds allocated devices missing from the snapshot, in their last published form. A device
-// never published by this process has only a name. If the server lacks taints, addGone adds only
+// without a known form has only a name. If the server lacks taints, addGone adds only
 // exclusively allocated devices whose counters the scheduler must see. No other claim can allocate
 // such a device.
 func (b *builder) addGone() {
