@@ -64,7 +64,7 @@ var deliberates = []deliberate{
 	{"a claim ends while its daemon is started again", "internal/sharing/sharing.go", "	defer unlock()\n	entry, state := o.config.Ledger.Claim(uid)\n", "	unlock()\n	entry, state := o.config.Ledger.Claim(uid)\n"},
 	{"a GPU in exclusive mode is given away while the supervisor is gone", "internal/sharing/sharing.go", "	if claim.Changed && (claim.Boot == \"\" || claim.Boot == o.config.Boot) {\n		return false\n	}\n", ""},
 	{"a GPU is given away whose mode cannot be restored", "internal/sharing/sharing.go", "		if err != nil {\n			return err\n		}\n	}\n	o.mu.Lock()\n	_, hadTrouble", "	}\n	o.mu.Lock()\n	_, hadTrouble"},
-	{"a claim that is prepared again gets another one of equal devices", "driver/devices.go", "	if state != allocation.Ended && len(before) > 0 {\n", "	if false && state != allocation.Ended {\n"},
+	{"a claim that is prepared again gets another one of equal devices", "driver/devices.go", "	before := earlier.SourcesOf(&wanted)\n", "	before := earlier.SourcesOf(&wanted)[:0]\n"},
 	{"admin access is judged as other access is", "driver/requests.go", "		case !r.Admin:\n", "		case true:\n"},
 }
 
