@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"chandler.dev/discovery/families/nvidia/cuttest"
+	"chandler.dev/discovery/families/nvidia/migtest"
 	"chandler.dev/e2e/chandler"
 )
 
@@ -46,7 +46,7 @@ func TestMIGOnDemand(t *testing.T) {
 // countPlaces returns the number of places for instances on both GPUs.
 func countPlaces() (places int) {
 	for _, model := range models {
-		for _, profile := range cuttest.Layouts[model] {
+		for _, profile := range migtest.Layouts[model] {
 			places += len(profile.Placements)
 		}
 	}
@@ -77,7 +77,7 @@ func migTemplates() string {
 	var all strings.Builder
 	seen := make(map[string]bool)
 	for _, model := range models {
-		for _, profile := range cuttest.Layouts[model] {
+		for _, profile := range migtest.Layouts[model] {
 			if seen[profile.Name] {
 				continue
 			}
@@ -336,7 +336,7 @@ const (
 func testMIGRandom(t *testing.T) {
 	var profiles []string
 	for _, model := range models {
-		for _, profile := range cuttest.Layouts[model] {
+		for _, profile := range migtest.Layouts[model] {
 			for range profile.Placements { // Small profiles have more placements and are chosen more often.
 				profiles = append(profiles, profile.Name)
 			}

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"chandler.dev/discovery/families/nvidia/cuttest"
+	"chandler.dev/discovery/families/nvidia/migtest"
 	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
 	"chandler.dev/e2e/cluster"
@@ -71,7 +71,7 @@ GPU Excluded:	 No
 -- end --
 `
 
-// The GPUs in order of their number: models has their names in package cuttest, and silicon has
+// The GPUs in order of their number: models has their names in package migtest, and silicon has
 // their device names.
 var (
 	models  = []string{"H100", "A100"}
@@ -173,7 +173,7 @@ func cutInstances() (map[int][]gpuInstance, error) {
 func legal(all map[int][]gpuInstance) error {
 	var errs []error
 	for gpu, instances := range all {
-		guide := &cuttest.GPU{Profiles: cuttest.Layouts[models[gpu]]}
+		guide := &migtest.GPU{Profiles: migtest.Layouts[models[gpu]]}
 		seen := make(map[string]bool)
 		for i := range instances {
 			place := fmt.Sprintf("%s@%d", profilesOfMock[gpu][instances[i].Profile], instances[i].Start)

@@ -33,7 +33,7 @@ func TestTree(t *testing.T) {
 	}
 }
 
-func TestLooked(t *testing.T) {
+func TestFilesRead(t *testing.T) {
 	tree := (&Tree{root: newDirectory(".", fs.ModeDir, nil)}).WithFile("a/read", nil).WithFile("a/not", nil).WithFile("b/1", nil).WithFile("b/2", nil).
 		WithFile("c/1", nil).WithLink("to/a", "../a").WithLink("to/b", "../b").WithFile("d/asked", nil).WithLink("d/link", "asked").WithFile("e/under", nil)
 	got := tree.FilesRead(func(fsys fs.FS) {

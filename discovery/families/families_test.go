@@ -278,7 +278,7 @@ func TestDivided(t *testing.T) {
 
 // An unreadable function under vfio does not hide other functions of its IOMMU group. Their health
 // is unknown.
-func TestUnreadNeighbour(t *testing.T) {
+func TestUnreadFunctionOfGroup(t *testing.T) {
 	const vendor = "0000:01:00.1/vendor --\n"
 	host := rewritten(t, "vfio/testdata/kubevirt.host", func(text string) string {
 		return strings.Replace(text, vendor, vendor+"garbage ", 1)

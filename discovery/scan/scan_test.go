@@ -414,7 +414,7 @@ func (c *counting) ReadLink(name string) (string, error) {
 // A scan accesses each function three times, however many families and functions there are: link,
 // modalias and driver. Families read more of some functions, in this test the network adapters,
 // which are a quarter of all functions.
-func TestScanLooksOnce(t *testing.T) {
+func TestScanReadsEachFunctionThreeTimes(t *testing.T) {
 	asked := func(functions int) int {
 		dir := t.TempDir()
 		layFunctions(t, dir, functions)

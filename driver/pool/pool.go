@@ -74,7 +74,7 @@ type builder struct {
 
 	devices  map[string]resourceapi.Device
 	counters map[string]resourceapi.CounterSet
-	places   map[string]int // by device name: position of the physical device, see [neighbourhood]; 0 if the device vanished
+	places   map[string]int // by device name: position of the physical device, see [deviceOrder]; 0 if the device vanished
 	problems []discovery.Problem
 
 	held   map[string]string            // allocated names to names in the snapshot, without common names
@@ -84,7 +84,7 @@ type builder struct {
 	moved  map[string]string            // network interfaces that claims move to pods, by name in the snapshot
 
 	joined map[string]*rules.Offered // the first of the devices that are published as one, by their common name
-	near   *neighbourhood
+	near   *deviceOrder
 
 	// The content of the pool as last published.
 	lastDevices  map[string]resourceapi.Device
@@ -98,7 +98,7 @@ func newBuilder(given Input) *builder {
 		devices: make(map[string]resourceapi.Device), counters: make(map[string]resourceapi.CounterSet), places: make(map[string]int),
 		held: make(map[string]string), alone: make(map[string]allocation.Hold), owned: make(map[string][]owned),
 		chosen: make(map[string][]allocation.Hold), moved: make(map[string]string),
-		near:        newNeighbourhood(rules.PlainDevices(given.Snapshot.Devices)),
+		near:        newDeviceOrder(rules.PlainDevices(given.Snapshot.Devices)),
 		lastDevices: devicesOf(given.Last), lastCounters: countersOf(given.Last),
 	}
 	for _, c := range given.Claims {

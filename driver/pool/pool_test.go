@@ -389,7 +389,7 @@ func TestAttributesAndCapacityAreCopied(t *testing.T) {
 
 // Devices near each other follow each other in a slice, since the scheduler allocates the first
 // free devices. GPUs precede adapters. An allocated device keeps its position when it vanishes.
-func TestNeighboursFollowEachOther(t *testing.T) {
+func TestDevicesInTopologyOrder(t *testing.T) {
 	var devices []rules.Offered
 	for i, name := range []string{"a0", "a1", "g0", "g1", "g2", "g3"} {
 		d := discovery.Device{Name: name, Attributes: discovery.Attributes{}}

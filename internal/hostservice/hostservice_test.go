@@ -354,7 +354,7 @@ func TestAway(t *testing.T) {
 }
 
 // A service of the next version that still has this version works with this agent.
-func TestNeighbour(t *testing.T) {
+func TestServiceOfNextVersion(t *testing.T) {
 	s := newService(t, ListAttributes()...)
 	newer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == wire.ServicePath {

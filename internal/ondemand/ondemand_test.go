@@ -481,7 +481,7 @@ func TestHangs(t *testing.T) {
 
 // A check that hangs is waited for once, too, and no work follows. Other units are processed
 // meanwhile.
-func TestLookHangs(t *testing.T) {
+func TestHangingScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
 		slow := make(chan struct{})

@@ -121,9 +121,9 @@ func (b *Manager) DescribeDevices(s *discovery.Snapshot) *discovery.Snapshot {
 	return &now
 }
 
-// lookLimit is how long a scan waits for a function's driver_override, because the kernel takes the
+// overrideReadLimit is how long a scan waits for a function's driver_override, because the kernel takes the
 // function's lock for a read (driver_override_show in drivers/pci/pci-sysfs.c, Linux 6.1 and 6.12).
-const lookLimit = time.Second
+const overrideReadLimit = time.Second
 
 // forgetReturned removes the records of functions that the kernel has registered again, and of
 // functions that an administrator has bound to their own drivers. A function that was registered
@@ -164,7 +164,7 @@ func (b *Manager) forgetIfReturned(r *function) {
 		return // the record changed before the lease
 	}
 	if b.config.isCurrent(r) {
-		if override, err := b.changeUnder(lease).driverOverride(b.config.readFunction(r.Source), lookLimit); err != nil || override != r.Override {
+		if override, err := b.changeUnder(lease).driverOverride(b.config.readFunction(r.Source), overrideReadLimit); err != nil || override != r.Override {
 			return
 		}
 	}

@@ -249,7 +249,7 @@ func TestUsedMeanwhile(t *testing.T) {
 }
 
 // A program begins to use a function during the slow write of the record. Nothing changes.
-func TestUsedSinceTheLook(t *testing.T) {
+func TestUsedDuringRecordWrite(t *testing.T) {
 	k := newKernel(t)
 	users := make(map[string]string)
 	b := k.binder("1", users)
@@ -480,7 +480,7 @@ func TestKeptOpen(t *testing.T) {
 
 // A read that hangs in the kernel delays one scan for a moment. The function is not changed until
 // the read has ended.
-func TestLookHangs(t *testing.T) {
+func TestHangingOverrideRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel(t)
 		b := k.binder("1", nil)
@@ -494,7 +494,7 @@ func TestLookHangs(t *testing.T) {
 		began := time.Now()
 		b.DescribeDevices(&discovery.Snapshot{})
 		b.DescribeDevices(&discovery.Snapshot{})
-		if waited := time.Since(began); waited != lookLimit || stuck.opened.Load() != 1 || len(b.functions) != 2 {
+		if waited := time.Since(began); waited != overrideReadLimit || stuck.opened.Load() != 1 || len(b.functions) != 2 {
 			t.Errorf("two scans waited %s, looked %d times, and left %v", waited, stuck.opened.Load(), b.LeftUnits())
 		}
 		if err := giveAll(t.Context(), b); err == nil || !strings.Contains(err.Error(), "a read of its driver_override has not ended yet") {

@@ -213,7 +213,7 @@ func TestNotReset(t *testing.T) {
 
 // A check that hangs withholds the device until the check ends, or until the administrator removes
 // the rule.
-func TestLookThatHangs(t *testing.T) {
+func TestHangingOpenFileCheck(t *testing.T) {
 	for _, lifted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)

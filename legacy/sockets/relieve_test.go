@@ -56,7 +56,7 @@ func bothKubelets(t *testing.T, test func(t *testing.T, k *kubelettest.Kubelet))
 
 // When an instance follows another, the kubelet always has devices, and notices the end of the new
 // instance.
-func TestHandOver(t *testing.T) {
+func TestReplacedInstance(t *testing.T) {
 	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		now := begin(t, k)

@@ -186,7 +186,7 @@ func (a *agent) run(parent context.Context) error {
 		if a.open(ctx) {
 			a.changes.OpenRecords(ctx)
 			parts := append([]func(context.Context){a.ledger.Run}, a.changes.Parts()...)
-			parts = append(parts, a.settings.save, a.watch.run, a.runPlacement, a.classes.run, a.tellPods, a.learnTerms, a.labelNode, a.warnLeftAlone, a.checkRuntime)
+			parts = append(parts, a.settings.save, a.watch.run, a.runPlacement, a.classes.run, a.sendPodEvents, a.learnTerms, a.labelNode, a.warnLeftAlone, a.checkRuntime)
 			for _, part := range parts {
 				group.Go(func() error { part(ctx); return nil })
 			}

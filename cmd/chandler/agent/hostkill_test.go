@@ -31,8 +31,8 @@ import (
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/amdgpu/parttest"
 	"chandler.dev/discovery/families/nvidia"
-	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/families/nvidia/migtest"
 	"chandler.dev/discovery/families/rdma"
 	"chandler.dev/discovery/families/sriovnet"
 	"chandler.dev/discovery/families/vfio"
@@ -259,13 +259,13 @@ var killedHosts = map[string]func(k *passthroughtest.Kernel) *killedHost{
 		return h
 	},
 	"MIG": func(k *passthroughtest.Kernel) *killedHost {
-		gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}
-		function := "sys/devices/pci0000:00/0000:00:01.0/" + cuttest.Address
+		gpu := &migtest.GPU{Profiles: migtest.Layouts["H100"]}
+		function := "sys/devices/pci0000:00/0000:00:01.0/" + migtest.Address
 		k.File(function+"/vendor", "0x10de\n")
-		k.Link("sys/bus/pci/devices/"+cuttest.Address, "../../../"+strings.TrimPrefix(function, "sys/"))
+		k.Link("sys/bus/pci/devices/"+migtest.Address, "../../../"+strings.TrimPrefix(function, "sys/"))
 		_ = gpu.Cut("1g.10gb@6") // by an administrator; it is checked
 		h := &killedHost{fs: gpu, change: "partitions", families: []*discovery.Family{nvidia.Family}, partition: gpu.ChangePartition,
-			first: wished{cuttest.Device + "-mig-2g-20gb-at-2", ""}, next: wished{cuttest.Device + "-mig-1g-10gb-at-2", ""}, plain: wished{cuttest.Device + "-mig-1g-10gb-at-6", ""}}
+			first: wished{migtest.Device + "-mig-2g-20gb-at-2", ""}, next: wished{migtest.Device + "-mig-1g-10gb-at-2", ""}, plain: wished{migtest.Device + "-mig-1g-10gb-at-6", ""}}
 		h.settings.Partition = partitionAll
 		h.check = func(has wished) string {
 			want := map[wished][]string{h.first: {"1g.10gb@6", "2g.20gb@2"}, h.next: {"1g.10gb@2", "1g.10gb@6"}, {}: {"1g.10gb@6"}}[has]

@@ -361,7 +361,7 @@ func TestAgentFindsPodsOfPodGroup(t *testing.T) {
 
 // Without privilege the agent cannot reset the disk or read the open files of processes: the next
 // claim waits for as long as the containers of the earlier pod may continue to run.
-func TestAgentThatCannotLook(t *testing.T) {
+func TestReclaimWithoutPrivilege(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
 		stop := h.start()

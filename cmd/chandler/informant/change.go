@@ -32,7 +32,7 @@ func (n *Informant) ChangePartition(ctx context.Context, c discovery.PartitionCh
 	}
 	defer leave()
 	output, warning, err := n.change(ctx, c)
-	n.lookAgain()
+	n.requestScan()
 	if err != nil {
 		return nil, err
 	}
@@ -98,8 +98,8 @@ func (n *Informant) passRequests(stdin io.Writer, deaf <-chan struct{}) {
 	}
 }
 
-// lookAgain requests a scan from the running program. It does not block.
-func (n *Informant) lookAgain() {
+// requestScan requests a scan from the running program. It does not block.
+func (n *Informant) requestScan() {
 	select {
 	case n.scanRequests <- struct{}{}:
 	default: // a request is pending already

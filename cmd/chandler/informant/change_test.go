@@ -131,7 +131,7 @@ func TestChangeByServiceIsAwaited(t *testing.T) {
 }
 
 // The running program reads a line as the request for a scan.
-func TestLookAgain(t *testing.T) {
+func TestRequestedScan(t *testing.T) {
 	n := changer(t, "echo first; read line; echo second; read line")
 	n.Check = func(string) error { return nil }
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -142,7 +142,7 @@ func TestLookAgain(t *testing.T) {
 		if len(said) == 2 {
 			cancel()
 		}
-		n.lookAgain()
+		n.requestScan()
 		return nil
 	})
 	if strings.Join(said, " ") != "first second" {

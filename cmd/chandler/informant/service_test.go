@@ -88,7 +88,7 @@ func TestNVMLByHostService(t *testing.T) {
 }
 
 // A request for a scan reaches the program through the service.
-func TestLookAgainByHostService(t *testing.T) {
+func TestRequestedScanByHostService(t *testing.T) {
 	n, _ := standIn(t)
 	n.interval = time.Hour
 	hostService(t, n, "--serve-nvml")()
@@ -97,7 +97,7 @@ func TestLookAgainByHostService(t *testing.T) {
 		if answers++; answers == 3 {
 			return enough
 		}
-		n.lookAgain()
+		n.requestScan()
 		return nil
 	})
 	if !errors.Is(err, enough) {

@@ -10,21 +10,21 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
-	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/families/nvidia/migtest"
 )
 
 // Without NVML no instance is removed, and the error names a remedy, unless the instance is gone.
 func TestUnmakeWithoutNVML(t *testing.T) {
-	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"], Silent: true}
+	gpu := &migtest.GPU{Profiles: migtest.Layouts["H100"], Silent: true}
 	for _, place := range []string{"1g.10gb@0", "1g.10gb@1"} {
 		if err := gpu.Cut(place); err != nil {
 			t.Fatal(err)
 		}
 	}
 	made := discovery.Creation{
-		Unit: cuttest.Device + "-mig-1g-10gb-at-1", Of: "sys/devices/pci0000:00/0000:00:01.0/0000:1b:00.0",
-		How: map[string]string{"gpu": cuttest.Address, "place": "1g.10gb@1", "state": "cut", "gpuInstance": "2"},
+		Unit: migtest.Device + "-mig-1g-10gb-at-1", Of: "sys/devices/pci0000:00/0000:00:01.0/0000:1b:00.0",
+		How: map[string]string{"gpu": migtest.Address, "place": "1g.10gb@1", "state": "cut", "gpuInstance": "2"},
 	}
 	work, err := nvidia.Family.Remove(&discovery.Host{FS: gpu.Files()}, discovery.Tools{}, made)
 	for _, want := range []string{"MIG instance 1g.10gb@1 of GPU 0000:1b:00.0", "Switch NVML on again", "nvidia-smi mig -i 0000:1b:00.0 -dci -gi 2; nvidia-smi mig -i 0000:1b:00.0 -dgi -gi 2"} {
@@ -42,11 +42,11 @@ func TestUnmakeWithoutNVML(t *testing.T) {
 // remove, and no agent waits for the instance permanently. If NVML does not answer, the instance
 // stays.
 func TestUnmakeOfWhatIsGone(t *testing.T) {
-	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}
+	gpu := &migtest.GPU{Profiles: migtest.Layouts["H100"]}
 	const source = "sys/devices/pci0000:00/0000:00:01.0/0000:1b:00.0"
 	made := discovery.Creation{
-		Unit: cuttest.Device + "-mig-1g-10gb-at-0", Of: source,
-		How: map[string]string{"gpu": cuttest.Address, "place": "1g.10gb@0"},
+		Unit: migtest.Device + "-mig-1g-10gb-at-0", Of: source,
+		How: map[string]string{"gpu": migtest.Address, "place": "1g.10gb@0"},
 	}
 	tools := discovery.Tools{
 		ChangePartition: func(context.Context, discovery.PartitionChange) ([]byte, error) { return nil, errors.New("asked") },
@@ -75,10 +75,10 @@ func TestUnmakeOfWhatIsGone(t *testing.T) {
 			files[source+"/driver"] = &fstest.MapFile{Mode: files[source+"/driver"].Mode, Data: []byte("../../../../bus/pci/drivers/vfio-pci")}
 		}, ""},
 		"the driver has no such place any more": {func(files fstest.MapFS) {
-			without(files, facts.GPU{Address: cuttest.Address, MIG: "enabled", Profiles: cuttest.Layouts["A30"]})
+			without(files, facts.GPU{Address: migtest.Address, MIG: "enabled", Profiles: migtest.Layouts["A30"]})
 		}, ""},
-		"it is in MIG mode no more": {func(files fstest.MapFS) { without(files, facts.GPU{Address: cuttest.Address, MIG: "disabled"}) }, ""},
-		"NVML lists no places":      {func(files fstest.MapFS) { without(files, facts.GPU{Address: cuttest.Address, MIG: "enabled"}) }, `GPU 0000:1b:00.0 has no place "1g.10gb@0"`},
+		"it is in MIG mode no more": {func(files fstest.MapFS) { without(files, facts.GPU{Address: migtest.Address, MIG: "disabled"}) }, ""},
+		"NVML lists no places":      {func(files fstest.MapFS) { without(files, facts.GPU{Address: migtest.Address, MIG: "enabled"}) }, `GPU 0000:1b:00.0 has no place "1g.10gb@0"`},
 		"NVML does not speak of it": {func(files fstest.MapFS) { without(files) }, `NVML does not speak of GPU "0000:1b:00.0"`},
 	} {
 		t.Run(name, func(t *testing.T) {

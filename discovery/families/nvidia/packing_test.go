@@ -14,7 +14,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
-	"chandler.dev/discovery/families/nvidia/cuttest"
+	"chandler.dev/discovery/families/nvidia/migtest"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/scan"
 	"chandler.dev/driver/features"
@@ -24,7 +24,7 @@ import (
 
 // cutHost is a host with a GPU that may be partitioned, and the instances that an agent created.
 type cutHost struct {
-	*cuttest.GPU
+	*migtest.GPU
 
 	ours map[string]map[string]string // the records of units
 }
@@ -74,12 +74,12 @@ var sequences = flag.Int("sequences", 100, "how many random sequences of claims 
 // creates manually: everything that the Kubernetes scheduler allocates can be created under the
 // NVIDIA rules, and no instance remains after all are released.
 func TestPacking(t *testing.T) {
-	for model, profiles := range cuttest.Layouts {
+	for model, profiles := range migtest.Layouts {
 		t.Run(model, func(t *testing.T) {
 			t.Parallel()
 			allocated := 0
-			for seed := range *sequences/len(cuttest.Layouts) + 1 {
-				allocated += pack(t, rand.New(rand.NewPCG(uint64(seed), 13)), &cutHost{&cuttest.GPU{Profiles: profiles}, make(map[string]map[string]string)})
+			for seed := range *sequences/len(migtest.Layouts) + 1 {
+				allocated += pack(t, rand.New(rand.NewPCG(uint64(seed), 13)), &cutHost{&migtest.GPU{Profiles: profiles}, make(map[string]map[string]string)})
 				if t.Failed() {
 					t.Fatalf("seed %d", seed)
 				}

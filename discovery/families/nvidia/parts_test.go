@@ -10,8 +10,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
-	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/families/nvidia/migtest"
 	"chandler.dev/discovery/scan"
 )
 
@@ -34,16 +34,16 @@ func TestEmptyGPUInstances(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			host := &cutHost{&cuttest.GPU{Profiles: cuttest.Layouts["H100"], Empty: []facts.Empty{test.empty}}, nil}
+			host := &cutHost{&migtest.GPU{Profiles: migtest.Layouts["H100"], Empty: []facts.Empty{test.empty}}, nil}
 			here, _, _ := strings.Cut(test.there, " ")
 			for state, how := range map[string]map[string]string{"begun": {}, "half removed": {"state": "removing"}, "made": {"state": "cut"}, "of another program": nil} {
 				host.ours = nil
 				if how != nil {
-					host.ours = map[string]map[string]string{cuttest.Device + "-mig-" + here: how}
+					host.ours = map[string]map[string]string{migtest.Device + "-mig-" + here: how}
 				}
 				offered := names(host.scan(t))
 				for place := range strings.FieldsSeq(test.there + " " + test.absent) {
-					got, want := slices.Contains(offered, cuttest.Device+"-mig-"+place), slices.Contains(strings.Fields(test.there), place)
+					got, want := slices.Contains(offered, migtest.Device+"-mig-"+place), slices.Contains(strings.Fields(test.there), place)
 					if place == here && (state == "made" || state == "of another program") {
 						want = false
 					}
@@ -59,12 +59,12 @@ func TestEmptyGPUInstances(t *testing.T) {
 // While NVML has not reported placements, as when an agent has just started, instances are not
 // offered under other names: a claim may have them under the names of their placements.
 func TestInstancesThatNVMLHasNotToldOf(t *testing.T) {
-	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}
+	gpu := &migtest.GPU{Profiles: migtest.Layouts["H100"]}
 	if err := gpu.Cut("2g.20gb@2"); err != nil {
 		t.Fatal(err)
 	}
 	host := &cutHost{gpu, nil}
-	if offered := names(host.scan(t)); !slices.Contains(offered, cuttest.Device+"-mig-2g-20gb-at-2") {
+	if offered := names(host.scan(t)); !slices.Contains(offered, migtest.Device+"-mig-2g-20gb-at-2") {
 		t.Errorf("offered are %v", offered)
 	}
 	other, err := facts.Format([]facts.GPU{{Address: "0000:43:00.0"}})
@@ -76,7 +76,7 @@ func TestInstancesThatNVMLHasNotToldOf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		one := all[cuttest.Address]
+		one := all[migtest.Address]
 		change(&one)
 		text, err := facts.Format([]facts.GPU{one})
 		if err != nil {
@@ -115,7 +115,7 @@ func TestInstancesThatNVMLHasNotToldOf(t *testing.T) {
 // With a driver that lists no placements, an instance keeps the name of its placement: a claim may
 // have the instance under that name since the placement was listed.
 func TestInstancesWhereNoPlacesAreListed(t *testing.T) {
-	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}
+	gpu := &migtest.GPU{Profiles: migtest.Layouts["H100"]}
 	if err := gpu.Cut("2g.20gb@2"); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestInstancesWhereNoPlacesAreListed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := all[cuttest.Address]
+	one := all[migtest.Address]
 	one.Profiles = nil
 	text, err := facts.Format([]facts.GPU{one})
 	if err != nil {
@@ -134,7 +134,7 @@ func TestInstancesWhereNoPlacesAreListed(t *testing.T) {
 	h := (&cutHost{gpu, nil}).host()
 	h.FS = files
 	snapshot := scan.ReadHost(h, []*discovery.Family{nvidia.Family})
-	if len(snapshot.Devices) != 1 || snapshot.Devices[0].Name != cuttest.Device+"-mig-2g-20gb-at-2" || len(snapshot.Problems) != 1 {
+	if len(snapshot.Devices) != 1 || snapshot.Devices[0].Name != migtest.Device+"-mig-2g-20gb-at-2" || len(snapshot.Problems) != 1 {
 		t.Errorf("devices %v, problems %v", snapshot.Devices, snapshot.Problems)
 	}
 }

@@ -337,7 +337,7 @@ func TestAgentOfAnotherInstallation(t *testing.T) {
 }
 
 // Doctor checks exactly the permissions that the manifests grant.
-func TestRights(t *testing.T) {
+func TestPermissions(t *testing.T) {
 	data, err := os.ReadFile("../../../deployments/rbac.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -337,9 +337,9 @@ func TestClassic(t *testing.T) {
 	})
 }
 
-// TestHandOver replaces one plugin by another. The devices are present throughout, and the kubelet
+// TestReplacedPlugin replaces one plugin by another. The devices are present throughout, and the kubelet
 // notices the end of the second plugin.
-func TestHandOver(t *testing.T) {
+func TestReplacedPlugin(t *testing.T) {
 	for _, minor := range []int{36, 37} {
 		synctest.Test(t, func(t *testing.T) {
 			n := start(t, minor)

@@ -63,9 +63,9 @@ func (c *useChecker) vfioUser(d *discovery.Device, own []types.UID) string {
 	return "an earlier consumer or a program of the host: " + err.Error()
 }
 
-// lookLimit is the time limit of a check for the users of a function. A process that hangs in the
+// useCheckLimit is the time limit of a check for the users of a function. A process that hangs in the
 // kernel can block the check for as long.
-const lookLimit = 10 * time.Second
+const useCheckLimit = 10 * time.Second
 
 // checkLimited returns the result of a check for the users of a function, or an error if the check
 // takes too long. No check starts while another check of the function hangs.
@@ -76,7 +76,7 @@ func (c *useChecker) checkLimited(function sysfs.Device, look func(inuse.Options
 	}
 	err := c.checks.OverdueCall(function.Path)
 	if err == nil {
-		err = c.checks.Do(lookLimit, function.Path, "looking at what processes have open", func() error { return look(options) })
+		err = c.checks.Do(useCheckLimit, function.Path, "looking at what processes have open", func() error { return look(options) })
 	}
 	if errors.Is(err, overdue.Err) {
 		return fmt.Errorf("%s: the agent cannot find out who uses it: %w", function.Name(), err)

@@ -18,14 +18,14 @@ import (
 func noSnapshot() *discovery.Snapshot { return nil }
 
 // A check for processes that hangs delays calls by ten seconds once, and then not until it ends.
-func TestLookThatHangs(t *testing.T) {
+func TestHangingUseCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &useChecker{snapshot: noSnapshot}
 		function, other := sysfs.At(nil, "sys/f"), sysfs.At(nil, "sys/other")
 		hangs := make(chan struct{})
 		used := errors.New("in use")
 		look := func(inuse.Options) error { <-hangs; return used }
-		for _, want := range []time.Duration{lookLimit, 0, 0} {
+		for _, want := range []time.Duration{useCheckLimit, 0, 0} {
 			began := time.Now()
 			if err := c.checkLimited(function, look); err == nil || errors.Is(err, used) || time.Since(began) != want {
 				t.Errorf("after %s: %v, want %s", time.Since(began), err, want)
@@ -61,7 +61,7 @@ func (c *countingProc) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(
 
 // The open files of all processes are read once for all functions that are removed together, or
 // that are bound to vfio together.
-func TestFunctionsAreLookedUpTogether(t *testing.T) {
+func TestFunctionsAreCheckedTogether(t *testing.T) {
 	k := passthroughtest.New(t)
 	var functions []sysfs.Device
 	for _, address := range []string{"0000:03:00.0", "0000:03:00.1", "0000:03:00.2"} {

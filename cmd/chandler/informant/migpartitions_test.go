@@ -52,12 +52,12 @@ func mocked(t *testing.T) (*Informant, *discovery.Host) {
 
 // Program, informant and family work together, also through a host service: an instance of NVML is
 // described, a requested one is created and found at once, and a removed one is gone.
-func TestCut(t *testing.T) {
+func TestMIGPartitions(t *testing.T) {
 	n, host := mocked(t)
-	t.Run("child", func(t *testing.T) { cutInstance(t, n, host) })
+	t.Run("child", func(t *testing.T) { createInstance(t, n, host) })
 	n, host = n.again(), &discovery.Host{FS: host.FS, Partitionings: host.Partitionings}
 	hostService(t, n, "--serve-nvml")()
-	t.Run("host service", func(t *testing.T) { cutInstance(t, n, host) })
+	t.Run("host service", func(t *testing.T) { createInstance(t, n, host) })
 }
 
 // again returns an informant with the same program.
@@ -66,7 +66,7 @@ func (n *Informant) again() *Informant {
 	return newInformant(n.Program, n.path, n.host, n.args)
 }
 
-func cutInstance(t *testing.T, n *Informant, host *discovery.Host) {
+func createInstance(t *testing.T, n *Informant, host *discovery.Host) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	changed := make(chan struct{}, 1)

@@ -22,28 +22,28 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia"
-	"chandler.dev/discovery/families/nvidia/cuttest"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/families/nvidia/migtest"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/hostservice/wire"
 )
 
-// cutting is a node with an H100 in MIG mode. The configuration allows on-demand instances, and
+// migNode is a node with an H100 in MIG mode. The configuration allows on-demand instances, and
 // released instances remain for a minute.
-type cutting struct {
+type migNode struct {
 	*node
-	*cuttest.GPU
+	*migtest.GPU
 
 	boot string
 }
 
-func newCutting(t *testing.T) *cutting {
-	return &cutting{newNode(t), &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}, "first"}
+func newMIGNode(t *testing.T) *migNode {
+	return &migNode{newNode(t), &migtest.GPU{Profiles: migtest.Layouts["H100"]}, "first"}
 }
 
-func (c *cutting) config() Config {
+func (c *migNode) config() Config {
 	config := c.node.config(&rules.Rules{Mode: discovery.ModeDRA})
 	config.FS, config.Families, config.BootID = c.GPU, []*discovery.Family{nvidia.Family}, c.boot
 	config.Programs = map[string]func(context.Context, discovery.PartitionChange) ([]byte, error){"nvidia": c.ChangePartition}
@@ -53,24 +53,24 @@ func (c *cutting) config() Config {
 }
 
 // start runs an agent, and waits until the devices are published.
-func (c *cutting) start() (stop func()) {
+func (c *migNode) start() (stop func()) {
 	c.t.Helper()
 	stop = c.run(c.config())
 	c.pause(time.Minute)
 	return stop
 }
 
-func (c *cutting) pause(d time.Duration) {
+func (c *migNode) pause(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
 // gets prepares a claim for a device of the GPU, such as "mig-1g-10gb-at-0".
-func (c *cutting) gets(device, name string) (*resourceapi.ResourceClaim, error) {
+func (c *migNode) gets(device, name string) (*resourceapi.ResourceClaim, error) {
 	c.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: "node", Device: cuttest.Device + "-" + device}},
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: "node", Device: migtest.Device + "-" + device}},
 	}}
 	if _, err := c.client.ResourceV1().ResourceClaims("default").Create(c.t.Context(), claim, metav1.CreateOptions{}); err != nil {
 		c.t.Fatal(err)
@@ -79,7 +79,7 @@ func (c *cutting) gets(device, name string) (*resourceapi.ResourceClaim, error) 
 }
 
 // got prepares a claim, which must succeed, and returns a function that unprepares the claim.
-func (c *cutting) got(device, name string) (release func()) {
+func (c *migNode) got(device, name string) (release func()) {
 	c.t.Helper()
 	claim, err := c.gets(device, name)
 	if err != nil {
@@ -89,7 +89,7 @@ func (c *cutting) got(device, name string) (release func()) {
 }
 
 // is checks the instances of the GPU, and the number of their records.
-func (c *cutting) is(places ...string) {
+func (c *migNode) is(places ...string) {
 	c.t.Helper()
 	synctest.Wait()
 	if got := c.Instances(); !slices.Equal(got, places) {
@@ -102,10 +102,10 @@ func (c *cutting) is(places ...string) {
 }
 
 // offered reports whether slices contain a device.
-func (c *cutting) offered(device string) bool {
+func (c *migNode) offered(device string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Contains(c.published, cuttest.Device+"-"+device)
+	return slices.Contains(c.published, migtest.Device+"-"+device)
 }
 
 // partitionService is the transport to a host service that changes partitions with the program of a
@@ -136,7 +136,7 @@ func (s *partitionService) RoundTrip(r *http.Request) (*http.Response, error) {
 // the GPU's function.
 func TestAgentCreatesMIGPartitionsByHostService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		service := &partitionService{change: c.ChangePartition}
 		client := hostservice.NewClient("/run", service)
 		config := c.config()
@@ -156,7 +156,7 @@ func TestAgentCreatesMIGPartitionsByHostService(t *testing.T) {
 		var places []string
 		for _, change := range service.changes {
 			places = append(places, fmt.Sprint(change.Place, " ", change.Remove))
-			if change.Lease != "unit "+cuttest.Device+"-mig-2g-20gb-at-2" || change.Function != cuttest.Address || change.Program != facts.Program || change.Session == "" {
+			if change.Lease != "unit "+migtest.Device+"-mig-2g-20gb-at-2" || change.Function != migtest.Address || change.Program != facts.Program || change.Session == "" {
 				t.Errorf("change %+v", change)
 			}
 		}
@@ -170,7 +170,7 @@ func TestAgentCreatesMIGPartitionsByHostService(t *testing.T) {
 // after its release. Until then another claim gets the instance unchanged.
 func TestAgentCreatesMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		stop := c.start()
 		c.is()
 		if len(c.published) != 25 {
@@ -213,7 +213,7 @@ func TestAgentCreatesMIGPartitions(t *testing.T) {
 // removed. An instance that is allocated, or was created by an administrator, is an obstacle.
 func TestAgentReplacesIdleMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		stop := c.start()
 		one, two := c.got("mig-1g-10gb-at-0", "one"), c.got("mig-1g-10gb-at-1", "two")
 		one()
@@ -240,7 +240,7 @@ func TestAgentReplacesIdleMIGPartitions(t *testing.T) {
 // agent never removes the instance.
 func TestAgentKeepsMIGPartitionsCreatedByHand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		if err := c.Cut("3g.40gb@4"); err != nil {
 			t.Fatal(err)
 		}
@@ -262,7 +262,7 @@ func TestAgentKeepsMIGPartitionsCreatedByHand(t *testing.T) {
 // instance that an administrator creates after removing the agent's instance.
 func TestAgentKeepsMIGPartitionsCreatedByHandMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		c.Refuse = func(arg string) error {
 			if arg == "--create=1g.10gb@0" {
 				return c.Cut("1g.10gb@0")
@@ -293,7 +293,7 @@ func TestAgentKeepsMIGPartitionsCreatedByHandMeanwhile(t *testing.T) {
 // them.
 func TestAgentWithMIGPartitionsWithoutNVML(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		stop := c.start()
 		c.got("mig-1g-10gb-at-0", "first")()
 		stop()
@@ -315,7 +315,7 @@ func TestAgentWithMIGPartitionsWithoutNVML(t *testing.T) {
 // are removed. After a reboot no instance exists.
 func TestAgentAdoptsMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		stop := c.start()
 		_, second := c.got("mig-1g-10gb-at-0", "first"), c.got("mig-1g-10gb-at-1", "second")
 		second()
@@ -340,7 +340,7 @@ func TestAgentAdoptsMIGPartitions(t *testing.T) {
 // that forbids on-demand instances. The agent removes the instance after its release.
 func TestAgentCreatesNoMoreMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		stop := c.start()
 		release := c.got("mig-1g-10gb-at-0", "first")
 		stop()
@@ -349,7 +349,7 @@ func TestAgentCreatesNoMoreMIGPartitions(t *testing.T) {
 		stop = c.run(config)
 		c.pause(time.Hour)
 		c.is("1g.10gb@0")
-		if want := []string{cuttest.Device + "-mig-1g-10gb-at-0"}; !slices.Equal(c.published, want) {
+		if want := []string{migtest.Device + "-mig-1g-10gb-at-0"}; !slices.Equal(c.published, want) {
 			t.Errorf("slices have %q, want %q", c.published, want)
 		}
 		if taint := (&rebinding{node: c.node}).taint(); taint != "" {
@@ -366,7 +366,7 @@ func TestAgentCreatesNoMoreMIGPartitions(t *testing.T) {
 // cannot be removed, because a process uses it, is removed later.
 func TestAgentCannotCreateMIGPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		var refuse atomic.Value
 		refuse.Store("--create")
 		c.Refuse = func(arg string) error {
@@ -397,7 +397,7 @@ func TestAgentCannotCreateMIGPartitions(t *testing.T) {
 // If a GPU is unhealthy, so is every instance that could be created on the GPU.
 func TestAgentCreatesNoMIGPartitionsOnAnUnhealthyGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		stop := c.start()
 		c.Fail(facts.XID{Code: 79, Time: time.Now().UTC().Truncate(time.Second)})
 		c.pause(5 * time.Minute)
@@ -425,14 +425,14 @@ func byProfile(t *testing.T, profile, name string) rules.Resource {
 }
 
 // classic returns settings with entries of resources for the device plugin API.
-func (c *cutting) classic(entries ...rules.Resource) Settings {
+func (c *migNode) classic(entries ...rules.Resource) Settings {
 	settings := c.config().Settings
 	settings.Rules = &rules.Rules{Mode: discovery.ModeDevicePlugin, Resources: entries}
 	return settings
 }
 
 // healthyOf returns the healthy IDs of a resource, in order.
-func (c *cutting) healthyOf(resource string) []string {
+func (c *migNode) healthyOf(resource string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Sorted(slices.Values(c.healthy[resource]))
@@ -442,7 +442,7 @@ func (c *cutting) healthyOf(resource string) []string {
 // them. After the entry is removed, the agent removes the instances that are not allocated.
 func TestAgentCreatesMIGPartitionsForAResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		config := c.config()
 		// Four 1g.20gb take all memory slices, and leave no room for the others.
 		config.Settings = c.classic(byProfile(t, "3g.40gb", "example.com/large"), byProfile(t, "1g.20gb", "nvidia.com/mig-1g.20gb"))
@@ -452,7 +452,7 @@ func TestAgentCreatesMIGPartitionsForAResource(t *testing.T) {
 		c.is(places...)
 		var ids []string
 		for _, at := range []string{"0", "2", "4", "6"} {
-			ids = append(ids, cuttest.Device+"-mig-1g-20gb-at-"+at)
+			ids = append(ids, migtest.Device+"-mig-1g-20gb-at-"+at)
 		}
 		if got := c.healthyOf("nvidia.com/mig-1g.20gb"); !slices.Equal(got, ids) {
 			t.Errorf("healthy: %q", got)
@@ -477,14 +477,14 @@ func TestAgentCreatesMIGPartitionsForAResource(t *testing.T) {
 // After a reboot the agent creates the instances again, with the same IDs.
 func TestAgentCreatesMIGPartitionsForAResourceAfterAReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCutting(t)
+		c := newMIGNode(t)
 		for _, c.boot = range []string{"first", "second"} {
 			config := c.config()
 			config.Settings = c.classic(byProfile(t, "3g.40gb", "example.com/large"))
 			stop := c.run(config)
 			c.pause(5 * time.Minute)
 			c.is("3g.40gb@0", "3g.40gb@4")
-			want := []string{cuttest.Device + "-mig-3g-40gb-at-0", cuttest.Device + "-mig-3g-40gb-at-4"}
+			want := []string{migtest.Device + "-mig-3g-40gb-at-0", migtest.Device + "-mig-3g-40gb-at-4"}
 			if got := c.healthyOf("example.com/large"); !slices.Equal(got, want) {
 				t.Errorf("%s boot: healthy: %q", c.boot, got)
 			}

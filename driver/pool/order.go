@@ -10,15 +10,15 @@ import (
 	"chandler.dev/discovery/topology"
 )
 
-// neighbourhood contains the positions of all devices relative to each other.
-type neighbourhood struct {
+// deviceOrder contains the positions of all devices relative to each other.
+type deviceOrder struct {
 	places   map[string]int // of physical devices, from 1: GPUs and NPUs first, and otherwise in topology order
 	groups   topology.Groups
 	adapters map[string]string // nearest adapters
 }
 
-func newNeighbourhood(devices []discovery.Device) *neighbourhood {
-	n := &neighbourhood{places: make(map[string]int), groups: topology.AlignedGroups(devices), adapters: topology.NearestAdapters(devices)}
+func newDeviceOrder(devices []discovery.Device) *deviceOrder {
+	n := &deviceOrder{places: make(map[string]int), groups: topology.AlignedGroups(devices), adapters: topology.NearestAdapters(devices)}
 	rank := make(map[string]int) // of physical devices, 0 if absent
 	for i := range devices {
 		if slices.Contains(kindsFirst, devices[i].Attributes.String("kind")) {
@@ -40,7 +40,7 @@ var kindsFirst = []string{"gpu", "npu"}
 
 // describe adds the requested attributes of a device that concern other devices: the aligned groups,
 // each named by its first member, and the nearest network adapter.
-func (n *neighbourhood) describe(device string, requested []resourceapi.QualifiedName, attributes discovery.Attributes) {
+func (n *deviceOrder) describe(device string, requested []resourceapi.QualifiedName, attributes discovery.Attributes) {
 	add := func(name resourceapi.QualifiedName, value string) {
 		if slices.Contains(requested, name) {
 			attributes.SetString(name, value)

@@ -18,9 +18,9 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// tellPods reports the health of devices to their pods by Events.
-func (a *agent) tellPods(ctx context.Context) {
-	teller := podevents.Notifier{
+// sendPodEvents reports the health of devices to their pods by Events.
+func (a *agent) sendPodEvents(ctx context.Context) {
+	notifier := podevents.Notifier{
 		Client: a.StatusClient,
 		Node:   a.NodeName,
 		File:   filepath.Join(a.StateDir, "events.json"),
@@ -39,7 +39,7 @@ func (a *agent) tellPods(ctx context.Context) {
 		},
 		Pods: a.cluster.Pods,
 	}
-	teller.Run(ctx, a.watch.settledChanged)
+	notifier.Run(ctx, a.watch.settledChanged)
 }
 
 // devicesInUse returns the allocated devices with their health, sorted by name: devices of claims,

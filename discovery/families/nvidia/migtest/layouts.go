@@ -1,4 +1,4 @@
-package cuttest
+package migtest
 
 import "chandler.dev/discovery/families/nvidia/facts"
 

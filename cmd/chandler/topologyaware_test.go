@@ -27,11 +27,11 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// BenchmarkNeighbours starts and ends pods on recorded hosts, and counts how often a pod with
+// BenchmarkTopologyAwareAllocation starts and ends pods on recorded hosts, and counts how often a pod with
 // several devices gets them from one NUMA node, PCIe root or fabric of private links: among all
 // such pods ("numa-2-%"), and among the pods with enough free devices of that kind
 // ("numa-2-found-%"). docs/testing.md has the result.
-func BenchmarkNeighbours(b *testing.B) {
+func BenchmarkTopologyAwareAllocation(b *testing.B) {
 	for _, host := range []struct{ file, resource string }{
 		{"amdgpu/testdata/mi210x8.host", "amd.com/gpu"},
 		{"gaudi/testdata/gaudi2x8.host", "habana.ai/gaudi"},
@@ -52,7 +52,7 @@ func BenchmarkNeighbours(b *testing.B) {
 			"DRA-preferred":  byScheduler(b, snapshot, preferGroup),
 		} {
 			b.Run(fmt.Sprintf("%s/%s", host.resource, name), func(b *testing.B) {
-				seen := make(neighbours)
+				seen := make(alignedSets)
 				for seed := range b.N {
 					seen.count(snapshot, allocate, uint64(seed))
 				}
@@ -161,14 +161,14 @@ func matching(name resourceapi.QualifiedName, requests ...string) []resourceapi.
 	return []resourceapi.DeviceConstraint{{Requests: requests, MatchAttribute: new(resourceapi.FullyQualifiedName(name))}}
 }
 
-// neighbours counts sets of devices, by common property and size. The set "waiting" counts the pods
+// alignedSets counts sets of devices, by common property and size. The set "waiting" counts the pods
 // that got no devices as found, and "idle" counts the free devices after each pod.
-type neighbours map[string]*together
+type alignedSets map[string]*alignment
 
-type together struct{ all, possible, found int }
+type alignment struct{ all, possible, found int }
 
 // count simulates 200 pods.
-func (n neighbours) count(s *rules.Snapshot, allocate allocator, seed uint64) {
+func (n alignedSets) count(s *rules.Snapshot, allocate allocator, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	groups := topology.AlignedGroups(rules.PlainDevices(s.Devices))
 	inUse := make(map[string]bool)
@@ -197,7 +197,7 @@ func (n neighbours) count(s *rules.Snapshot, allocate allocator, seed uint64) {
 }
 
 // note counts a set of devices that was allocated while others were in use.
-func (n neighbours) note(s *rules.Snapshot, inUse map[string]bool, names []string) {
+func (n alignedSets) note(s *rules.Snapshot, inUse map[string]bool, names []string) {
 	for what, common := range map[string]func(d *discovery.Device) string{
 		"numa": func(d *discovery.Device) string {
 			if node := d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode].IntValue; node != nil {
@@ -235,9 +235,9 @@ func (n neighbours) note(s *rules.Snapshot, inUse map[string]bool, names []strin
 	}
 }
 
-func (n neighbours) add(what string, possible, found bool) {
+func (n alignedSets) add(what string, possible, found bool) {
 	if n[what] == nil {
-		n[what] = &together{}
+		n[what] = &alignment{}
 	}
 	n[what].all++
 	if possible {
@@ -282,7 +282,7 @@ func connected(s *rules.Snapshot, names []string) bool {
 	return len(reached) == len(names)
 }
 
-func (n neighbours) report(b *testing.B) {
+func (n alignedSets) report(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 	for what, t := range n {
 		b.ReportMetric(100*float64(t.found)/float64(t.all), what+"-%")

@@ -1,6 +1,6 @@
-// Package cuttest simulates, for tests, a host with one GPU in MIG mode. Instances are created by
+// Package migtest simulates, for tests, a host with one GPU in MIG mode. Instances are created by
 // the rules of the NVIDIA MIG User Guide: only at placements that NVML lists and that are free.
-package cuttest
+package migtest
 
 import (
 	"context"
