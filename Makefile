@@ -96,6 +96,10 @@ simulate-breaks: $(TESTRUN) ## the product with one deliberate defect at a time,
 # from the cache. Packages with clusters run one after another (-p 1).
 E2E := $(TESTRUN) test -count=1 -p 1
 
+# LIMIT includes the first build of a version of Kubernetes, which takes 10 minutes on two idle cores
+# and more than half an hour on busy ones.
+LIMIT := 90m
+
 # Namespaces, mounts and control groups need root.
 ROOT := $(filter 0,$(shell id -u))
 NEEDS_ROOT := needs root, for namespaces, mounts and control groups
@@ -117,20 +121,20 @@ endif
 
 .PHONY: e2e-moves e2e-devices e2e-rest e2e-others
 e2e-moves: $(TESTRUN)
-	cd e2e && $(E2E) -timeout 60m -run '$(E2E_MOVES)' .
+	cd e2e && $(E2E) -timeout $(LIMIT) -run '$(E2E_MOVES)' .
 
 e2e-devices: $(TESTRUN)
-	cd e2e && $(E2E) -timeout 60m -run '$(E2E_DEVICES)' .
+	cd e2e && $(E2E) -timeout $(LIMIT) -run '$(E2E_DEVICES)' .
 
 e2e-rest: $(TESTRUN)
-	cd e2e && $(E2E) -timeout 60m -skip '$(E2E_MOVES)|$(E2E_DEVICES)' .
+	cd e2e && $(E2E) -timeout $(LIMIT) -skip '$(E2E_MOVES)|$(E2E_DEVICES)' .
 
 e2e-others: $(TESTRUN)
-	cd e2e && $(E2E) -short -timeout 60m ./guest ./chart $(if $(ROOT),./takeover )./validation ./pages
+	cd e2e && $(E2E) -short -timeout $(LIMIT) ./guest ./chart $(if $(ROOT),./takeover )./validation ./pages
 
 e2e-takeover: $(TESTRUN) ## takeovers from each device plugin, on the device managers of Kubernetes 1.37 and 1.31; needs root
-	$(call as_root,cd e2e && $(E2E) -timeout 45m ./takeover)
-	$(call as_root,cd e2e && $(E2E) -timeout 45m ./takeover -kubernetes v1.31.0)
+	$(call as_root,cd e2e && $(E2E) -timeout $(LIMIT) ./takeover)
+	$(call as_root,cd e2e && $(E2E) -timeout $(LIMIT) ./takeover -kubernetes v1.31.0)
 
 e2e-harness: $(TESTRUN) ## the tests of the clusters and programs that other tests use, and slices with all combinations of feature gates
 	cd e2e && $(E2E) -timeout 30m ./build ./cluster ./cmd/... ./kubectl ./machine ./validation
@@ -198,14 +202,14 @@ SKEW_GATES := DRADeviceTaints,DRAExtendedResource,DRAPartitionableDevices
 SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestUnhealthyDevice|TestWholeOrParts|TestPodWithTwoGPUs
 
 e2e-skew: $(TESTRUN) ## the tests on the oldest Kubernetes with resource.k8s.io/v1, 1.34; needs root
-	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.34.4 -gates '' -skip '$(SKEW_SKIP)')
+	$(call as_root,cd e2e && $(E2E) -timeout $(LIMIT) . -kubernetes v1.34.4 -gates '' -skip '$(SKEW_SKIP)')
 
 e2e-skew-gates: $(TESTRUN) ## the tests of feature gates of Kubernetes 1.34; needs root
-	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run '$(SKEW_TESTS)')
-	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run TestClassicLimit)
+	$(call as_root,cd e2e && $(E2E) -timeout $(LIMIT) . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run '$(SKEW_TESTS)')
+	$(call as_root,cd e2e && $(E2E) -timeout $(LIMIT) . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run TestClassicLimit)
 
 e2e-classic: $(TESTRUN) ## the tests of the device plugin API on a Kubernetes without DRA, 1.31; needs root
-	$(call as_root,cd e2e && $(E2E) -timeout 45m . -kubernetes v1.31.0 -gates '' -run TestDevicePlugin)
+	$(call as_root,cd e2e && $(E2E) -timeout $(LIMIT) . -kubernetes v1.31.0 -gates '' -run TestDevicePlugin)
 
 PACKAGES ?= ./...
 ROUNDS   ?= 20
