@@ -11,14 +11,20 @@ import (
 // last published in, and a new one joins the nearest device whose slice has room. So a device that
 // comes or goes changes one slice, and the controller writes only that slice (syncPool in
 // resourceslice/resourceslicecontroller.go of k8s.io/dynamic-resource-allocation, read in 0.37).
+// Devices that fit into one slice do not depend on the last pool, so a publisher that starts with
+// them need not read it.
 func divideDevices(devices []resourceapi.Device, last resourceslice.Pool) [][]resourceapi.Device {
+	fresh := spreadDevices(devices)
+	if len(fresh) <= 1 {
+		return fresh
+	}
 	indices, sizes := keepSlices(devices, last)
 	for i := range devices {
 		if indices[i] >= 0 {
 			continue
 		}
 		if indices[i] = nearestSlice(indices, sizes, i); indices[i] < 0 {
-			return spreadDevices(devices)
+			return fresh
 		}
 		sizes[indices[i]]++
 	}
@@ -28,7 +34,7 @@ func divideDevices(devices []resourceapi.Device, last resourceslice.Pool) [][]re
 	}
 	chunks = slices.DeleteFunc(chunks, func(chunk []resourceapi.Device) bool { return len(chunk) == 0 })
 	isFull := func(chunk []resourceapi.Device) bool { return len(chunk) > devicesPerSlice }
-	if fresh := spreadDevices(devices); len(chunks) > 2*len(fresh) || slices.ContainsFunc(chunks, isFull) {
+	if len(chunks) > 2*len(fresh) || slices.ContainsFunc(chunks, isFull) {
 		return fresh
 	}
 	return chunks

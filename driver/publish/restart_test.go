@@ -44,18 +44,20 @@ func (l *library) PublishResources(ctx context.Context, resources resourceslice.
 func TestRestartWritesNoSlices(t *testing.T) {
 	for name, test := range map[string]struct {
 		devices int
+		removed int
 		lists   int // of the node's slices, except the library's
 	}{
-		"several slices": {136, 1},
-		"one slice":      {8, 0},
+		"several slices":            {136, 1, 1},
+		"one slice":                 {8, 1, 0},
+		"one slice instead of more": {60, 10, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { restartOf(t, test.devices, test.lists) })
+			synctest.Test(t, func(t *testing.T) { restartOf(t, test.devices, test.removed, test.lists) })
 		})
 	}
 }
 
-func restartOf(t *testing.T, count, wantedLists int) {
+func restartOf(t *testing.T, count, removed, wantedLists int) {
 	server := newCollected(t)
 	server.setNode("uid")
 	var writes, lists atomic.Int32
@@ -91,10 +93,10 @@ func restartOf(t *testing.T, count, wantedLists int) {
 		}
 	}
 	b, stop := start(devices)
-	devices = slices.Delete(slices.Clone(devices), count/2, count/2+1)
+	devices = slices.Delete(slices.Clone(devices), count/2, count/2+removed)
 	b.offers(devices...)
 	time.Sleep(time.Hour)
-	devices = slices.Insert(slices.Clone(devices), count-2, gpu("gpu-new"))
+	devices = slices.Insert(slices.Clone(devices), len(devices)-1, gpu("gpu-new"))
 	b.offers(devices...)
 	time.Sleep(time.Hour)
 	stop()
@@ -114,8 +116,8 @@ func restartOf(t *testing.T, count, wantedLists int) {
 	for _, slice := range server.slices() {
 		published += len(slice.Spec.Devices)
 	}
-	if published != count {
-		t.Errorf("%d devices are published, want %d", published, count)
+	if published != len(devices) {
+		t.Errorf("%d devices are published, want %d", published, len(devices))
 	}
 }
 
