@@ -71,9 +71,9 @@ var interfaceAttributes = []resourceapi.QualifiedName{"ifName", "defaultRoute", 
 
 // keepInterface sets the attributes of the network interface of a device that is allocated, or whose
 // claim has just ended. A snapshot lacks them while the interface is in a pod, and without them each
-// start and end of such a pod would change a slice. The values are those of the last pool or, after a start of the agent, of the
-// claim's record, which lacks the link layer. An interface that a default route of the host uses is never
-// moved to a pod.
+// start and end of such a pod would change a slice. The values are those of the last pool or, after
+// a start of the agent, of the claim's record, which lacks the link layer. An interface that a
+// default route of the host uses is never moved to a pod.
 func (b *builder) keepInterface(device string, own discovery.Attributes) {
 	last := b.lastDevices[device].Attributes
 	moved := b.moved[device]

@@ -189,9 +189,12 @@ func (p *Publisher) readSlices(ctx context.Context) *resourceslice.Pool {
 	ctx, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
 	earlier := &resourceslice.Pool{}
-	list, err := draclient.New(p.config.KubeClient).ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
-		resourceapi.ResourceSliceSelectorDriver: discovery.Domain, resourceapi.ResourceSliceSelectorNodeName: p.config.NodeName,
-	}).String()})
+	list, err := draclient.New(p.config.KubeClient).ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.SelectorFromSet(fields.Set{
+			resourceapi.ResourceSliceSelectorDriver: discovery.Domain, resourceapi.ResourceSliceSelectorNodeName: p.config.NodeName,
+		}).String(),
+		ResourceVersion: "0", // from the API server's cache, since the agents of a cluster may start together
+	})
 	if err != nil {
 		klog.FromContext(ctx).Info("The published ResourceSlices cannot be read; devices may move between slices", "reason", err.Error())
 		return earlier
