@@ -15,15 +15,13 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *agents.Age
 	}
 	w.usage.Parts.ForgetNumbers()
 	w.damage.AgentStarts()
-	a := w.agents.Start(agents.Start{Boot: w.boot, Settings: settings, ConfigError: wrong, HasUID: w.surges})
-	w.living = append(w.living, a)
-	return a
+	return w.agents.Start(agents.Start{Boot: w.host.BootID(), Settings: settings, ConfigError: wrong, HasUID: w.surges})
 }
 
 // sendUevent sends an event of the kernel to all living agents. Only the root goroutine may call
 // sendUevent.
 func (w *World) sendUevent() {
-	for _, a := range w.living {
+	for _, a := range w.agents.LivingAgents() {
 		a.SendUevent()
 	}
 }

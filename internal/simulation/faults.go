@@ -110,29 +110,24 @@ func isWrite(op disk.Op) bool { return op == disk.Create || op == disk.Write || 
 func isRead(op disk.Op) bool  { return op == disk.Read || op == disk.List }
 func isSync(op disk.Op) bool  { return op == disk.Sync || op == disk.SyncDir }
 
-// clean drops agents that have ended from w.living.
-func (w *World) clean() {
-	w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i.IsDead() })
-}
-
 // keepAgent starts an agent if none lives, as the kubelet does for a pod. If an agent was killed by
 // a loss of power, the machine reboots.
 func (w *World) keepAgent() {
-	if slices.ContainsFunc(w.living, func(i *agents.Agent) bool { return i.LostPower() }) {
+	if slices.ContainsFunc(w.agents.LivingAgents(), (*agents.Agent).LostPower) {
 		w.reboot(true)
 	}
-	w.clean()
-	if len(w.living) == 0 {
+	w.agents.DropDead()
+	if len(w.agents.LivingAgents()) == 0 {
 		w.startAgent()
 	}
 }
 
 func killAgent(w *World) bool {
-	w.clean()
-	if len(w.living) == 0 {
+	w.agents.DropDead()
+	if len(w.agents.LivingAgents()) == 0 {
 		return false
 	}
-	one := chance.PickOne(w.random, w.living...)
+	one := chance.PickOne(w.random, w.agents.LivingAgents()...)
 	w.history.Log("%s is killed", one.Name)
 	one.Kill()
 	w.history.CountFault("agentKilled")
@@ -141,11 +136,11 @@ func killAgent(w *World) bool {
 
 // killWriting lets an agent be killed before a change of the disk, alone or by a loss of power.
 func killWriting(w *World, power bool) bool {
-	w.clean()
-	if len(w.living) == 0 {
+	w.agents.DropDead()
+	if len(w.agents.LivingAgents()) == 0 {
 		return false
 	}
-	one := chance.PickOne(w.random, w.living...)
+	one := chance.PickOne(w.random, w.agents.LivingAgents()...)
 	after := int64(2 + w.random.IntN(12))
 	w.history.Log("%s is to be killed at its change %d of the disk, power lost %v", one.Name, after-1, power)
 	one.KillWriting(after-1, power)
@@ -153,8 +148,8 @@ func killWriting(w *World, power bool) bool {
 }
 
 func restartAgent(w *World) bool {
-	w.clean()
-	if len(w.living) != 1 {
+	w.agents.DropDead()
+	if len(w.agents.LivingAgents()) != 1 {
 		return false
 	}
 	w.replaceAgent(0)
@@ -166,10 +161,9 @@ func restartAgent(w *World) bool {
 // first has ended, at most pause later. Meanwhile the scheduler allocates devices that the first
 // agent published.
 func (w *World) replaceAgent(pause time.Duration) {
-	one := w.living[0]
+	one := w.agents.LivingAgents()[0]
 	w.history.Log("%s is told to end", one.Name)
-	one.Stop()
-	w.living = nil
+	w.agents.End(one)
 	if !w.surges {
 		one.Wait()
 		if pause > 0 {
@@ -185,10 +179,7 @@ var volatile = []string{"/var/run", "/run"}
 
 func (w *World) reboot(powerLost bool) bool {
 	w.history.Log("the machine reboots, power lost %v", powerLost)
-	for _, i := range w.agents.All() { // also agents that were told to end and have not ended yet
-		i.Kill()
-	}
-	w.living = nil
+	w.agents.KillAll()
 	w.kubelet.StopKubelet()
 	w.kubelet.Reboot()
 	if powerLost {
@@ -199,7 +190,6 @@ func (w *World) reboot(powerLost bool) bool {
 		w.disk.Reboot(volatile...)
 		w.history.CountFault("reboot")
 	}
-	w.newBoot()
 	w.rebootHost()
 	w.lasting.dropFaults("kubeletDown", "surge", wrongSurge)
 	w.kubelet.StartKubelet()
@@ -482,17 +472,9 @@ func schedulerBehind(w *World) bool {
 func dropFields(w *World) bool {
 	minor := chance.PickOne(w.random, 34, 35, 36, 37)
 	w.history.Log("the API server keeps the fields of Kubernetes 1.%d", minor)
-	w.setFeatures(featuresOf(minor))
+	w.server.ChangeFeatures(featuresOf(minor))
 	w.history.CountFault("fieldsDropped")
 	return true
-}
-
-// setFeatures sets the API server's features, and notes the time of a change.
-func (w *World) setFeatures(f apiserver.Features) {
-	if f != w.server.Features() {
-		w.featuresChanged = time.Now()
-	}
-	w.server.SetFeatures(f)
 }
 
 func deleteNode(w *World) bool {

@@ -84,7 +84,7 @@ func changedFunction(w *World) string {
 	for _, dir := range dirs {
 		for _, file := range w.disk.Files(dir) {
 			// If this agent could not remove the files of an earlier boot, the next one does.
-			if data, _ := w.disk.FileContent(file); bytes.Contains(data, []byte(strconv.Quote(w.boot))) || strings.HasSuffix(file, ".tmp") {
+			if data, _ := w.disk.FileContent(file); bytes.Contains(data, []byte(strconv.Quote(w.host.BootID()))) || strings.HasSuffix(file, ".tmp") {
 				return fmt.Sprintf("file %s is left: %s", file, data)
 			}
 		}

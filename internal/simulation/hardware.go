@@ -195,7 +195,7 @@ func isApart(w *World) bool {
 	claimed := slices.ContainsFunc(w.server.Claims(), func(claim *resourceapi.ResourceClaim) bool {
 		return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, machine.IsMovable)
 	})
-	return !claimed && w.mode == discovery.ModeDRA && w.kubelet.AllocatableDevices()["example.com/disk"] == 0 && !w.lasting.goesOn(diskFault)
+	return !claimed && w.settings.Rules.Mode == discovery.ModeDRA && w.kubelet.AllocatableDevices()["example.com/disk"] == 0 && !w.lasting.goesOn(diskFault)
 }
 
 // reassignCards lets a driver find two cards in the other order: the cards return with each other's

@@ -9,11 +9,11 @@ import (
 
 // killChanging lets an agent be killed before one of its next changes of the host.
 func killChanging(w *World) bool {
-	w.clean()
-	if len(w.living) == 0 || len(w.machine.Functions) == 0 {
+	w.agents.DropDead()
+	if len(w.agents.LivingAgents()) == 0 || len(w.machine.Functions) == 0 {
 		return false
 	}
-	one := chance.PickOne(w.random, w.living...)
+	one := chance.PickOne(w.random, w.agents.LivingAgents()...)
 	after := int64(1 + w.random.IntN(6))
 	w.history.Log("%s is to be killed at its change %d of the host", one.Name, after)
 	one.KillChanging(after)

@@ -52,7 +52,7 @@ func (r *requests) String() string {
 func quietWorld(mode discovery.Mode) *World {
 	seed := uint64(1)
 	w := NewWorld(seed)
-	for ; w.minor < 37 || !strings.HasSuffix(w.machine.Name, requestsMachine) || w.mode != mode || len(w.settings.Rules.Sharing)+len(w.settings.Rules.Exclude)+len(w.settings.Reclaim) > 0; w = NewWorld(seed) {
+	for ; w.minor < 37 || !strings.HasSuffix(w.machine.Name, requestsMachine) || w.settings.Rules.Mode != mode || len(w.settings.Rules.Sharing)+len(w.settings.Rules.Exclude)+len(w.settings.Reclaim) > 0; w = NewWorld(seed) {
 		seed++
 	}
 	w.surges = false
@@ -157,7 +157,7 @@ func (w *World) wants(mode discovery.Mode, sharing []rules.Share) {
 	settings := w.settings
 	changed := *settings.Rules
 	changed.Mode, changed.Sharing = mode, sharing
-	settings.Rules, w.mode, w.settings = &changed, mode, settings
+	settings.Rules, w.settings = &changed, settings
 	w.forms = append(w.forms, w.machine.ApplyRules(&changed))
 	w.tell(agent.Change{Settings: settings})
 }

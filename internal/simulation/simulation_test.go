@@ -177,15 +177,18 @@ func TestWorld(t *testing.T) {
 	if _, err := machine.All(); err != nil {
 		t.Fatal(err)
 	}
-	var w *World
+	var (
+		w      *World
+		result Result
+	)
 	cryptotest.SetGlobalRandom(t, *world)
 	synctest.Test(t, func(*testing.T) {
 		seedScheduler(*world)
 		w = NewWorld(*world)
-		w.Run(steps)
+		result = w.Run(steps)
 	})
 	sum := sha256.Sum256([]byte(w.history.String()))
-	o := outcome{Hash: hex.EncodeToString(sum[:6]), Events: w.events, Struck: w.struck, Seen: w.history.AllFaults()}
+	o := outcome{Hash: hex.EncodeToString(sum[:6]), Events: result.Steps, Struck: result.Struck, Seen: w.history.AllFaults()}
 	if len(w.history.AllFailures()) > 0 {
 		o.Why, o.History = w.history.AllFailures()[0], w.history.String()
 	}

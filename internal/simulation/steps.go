@@ -16,9 +16,8 @@ import (
 	"chandler.dev/internal/simulation/machine"
 )
 
-// takeStep performs one random action, and lets time pass.
-func (w *World) takeStep() {
-	w.events++
+// takeStep performs one random action, and lets time pass. It reports whether a fault has struck.
+func (w *World) takeStep() (struck bool) {
 	w.keepAgent()
 	switch n := w.random.IntN(100); {
 	case n < 40:
@@ -30,10 +29,11 @@ func (w *World) takeStep() {
 			w.cluster.DeletePod(p, false)
 		}
 	default:
-		w.drawFault()
+		struck = w.drawFault()
 	}
 	w.pause()
 	w.tendCluster()
+	return struck
 }
 
 // pause lets time pass: usually little, so that many operations overlap.
@@ -51,8 +51,8 @@ func (w *World) pause() {
 	time.Sleep(time.Duration(w.random.Int64N(int64(longest))))
 }
 
-// drawFault draws a fault and lets it happen.
-func (w *World) drawFault() {
+// drawFault draws a fault and lets it happen. It returns false if the fault is impossible now.
+func (w *World) drawFault() bool {
 	kinds := faultKinds()
 	sum := 0
 	for _, f := range kinds {
@@ -62,12 +62,10 @@ func (w *World) drawFault() {
 	for _, f := range kinds {
 		if n -= f.weight; n < 0 {
 			w.history.Log("fault: %s", f.name)
-			if f.strike(w) {
-				w.struck++
-			}
-			return
+			return f.strike(w)
 		}
 	}
+	return false
 }
 
 // Limits of the time that an agent may need without faults.
@@ -103,7 +101,7 @@ func (w *World) convergenceLimit() time.Duration {
 // continues.
 func featuresOutdated(w *World) bool {
 	active, since := w.agents.Lock.Holder()
-	return active != nil && slices.Contains(w.living, active) && !active.IsDead() && !w.featuresChanged.Before(since)
+	return active != nil && w.agents.IsLiving(active) && !active.IsDead() && !w.server.FeaturesChanged().Before(since)
 }
 
 // converge ends all faults, and waits for the expected state: first the slices, and then, when all

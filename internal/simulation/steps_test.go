@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/machine"
 )
 
@@ -28,18 +27,17 @@ func TestLimit(t *testing.T) {
 		}
 		w.cluster.AddAgentPod(agentPod)
 		w.kubelet.StartKubelet()
-		first := w.startAgent()
+		w.startAgent()
 		demand("the agent has started", convergeLimit)
-		w.setFeatures(w.server.Features())
+		w.server.ChangeFeatures(w.server.Features())
 		demand("the features are set to the same", convergeLimit)
 		other := w.server.Features()
 		other.Groups = !other.Groups
-		w.setFeatures(other)
+		w.server.ChangeFeatures(other)
 		demand("the features have changed", askLimit)
 		second := w.startAgentWith(w.settings, errors.New("line 1: no such field"))
 		demand("a second agent waits", askLimit)
-		second.Stop()
-		w.living = []*agents.Agent{first}
+		w.agents.End(second)
 		demand("the second agent has ended", askLimit)
 		w.replaceAgent(0)
 		demand("another agent is active", convergeLimit)

@@ -2,28 +2,25 @@ package simulation
 
 import (
 	"errors"
-	"slices"
 	"time"
 
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/usage"
 )
 
 // surgeAgent starts another agent, and ends the first a while later.
 func surgeAgent(w *World) bool {
-	w.clean()
-	if !w.surges || len(w.living) != 1 || w.lasting.goesOn("surge") || w.lasting.goesOn(wrongSurge) {
+	w.agents.DropDead()
+	if !w.surges || len(w.agents.LivingAgents()) != 1 || w.lasting.goesOn("surge") || w.lasting.goesOn(wrongSurge) {
 		return false
 	}
-	old := w.living[0]
+	old := w.agents.LivingAgents()[0]
 	w.startAgent()
 	w.lasting.startFault("surge", 10*time.Second, func() {
 		w.history.Log("%s is told to end", old.Name)
-		old.Stop()
-		w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i == old })
+		w.agents.End(old)
 	})
 	w.history.CountFault("surge")
 	return true
@@ -35,11 +32,11 @@ const wrongSurge = "surge with a wrong configuration"
 // surgeWrong starts another agent with an invalid configuration. The first agent continues, because
 // the new agent is not ready, until the update is reverted or the configuration is fixed.
 func surgeWrong(w *World) bool {
-	w.clean()
-	if !w.surges || len(w.living) != 1 || w.lasting.goesOn("surge") || w.lasting.goesOn(wrongSurge) {
+	w.agents.DropDead()
+	if !w.surges || len(w.agents.LivingAgents()) != 1 || w.lasting.goesOn("surge") || w.lasting.goesOn(wrongSurge) {
 		return false
 	}
-	old := w.living[0]
+	old := w.agents.LivingAgents()[0]
 	settings := w.settings // as the first agent has stored them in a file
 	if w.random.IntN(3) == 0 {
 		w.usage.Processes.MarkUnsure(2 * usage.LearnTime) // the new agent hands over nothing
@@ -48,10 +45,9 @@ func surgeWrong(w *World) bool {
 	}
 	next := w.startAgentWith(settings, errors.New("exclude[0].cel: no such field"))
 	w.lasting.startFault(wrongSurge, time.Minute, func() {
-		if w.random.IntN(2) == 0 && !old.IsDead() && slices.Contains(w.living, old) {
+		if w.random.IntN(2) == 0 && !old.IsDead() && w.agents.IsLiving(old) {
 			w.history.Log("%s is told to end, since the update is taken back", next.Name)
-			next.Stop()
-			w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i == next })
+			w.agents.End(next)
 			return
 		}
 		w.history.Log("the configuration of %s is fixed", next.Name)
@@ -61,11 +57,10 @@ func surgeWrong(w *World) bool {
 		if next.Wrong.Swap(false) && !next.Tell(agent.Change{Settings: w.settings}) { // the configuration was not fixed in the meantime
 			next.Kill() // and the pod restarts with the valid configuration
 		}
-		if slices.Contains(w.living, old) && len(w.living) > 1 {
+		if w.agents.IsLiving(old) && len(w.agents.LivingAgents()) > 1 {
 			time.Sleep(2 * time.Second) // until the agent is ready
 			w.history.Log("%s is told to end", old.Name)
-			old.Stop()
-			w.living = slices.DeleteFunc(w.living, func(i *agents.Agent) bool { return i == old })
+			w.agents.End(old)
 		}
 	})
 	w.history.CountFault("surgeWrong")
@@ -76,7 +71,7 @@ func surgeWrong(w *World) bool {
 // works: calls would wait there without success.
 func checkCalls(w *World) {
 	called := w.kubelet.CalledProcess()
-	for _, i := range w.living {
+	for _, i := range w.agents.LivingAgents() {
 		if i.Name != called || !i.Wrong.Load() || i.IsDead() {
 			continue
 		}

@@ -22,11 +22,11 @@ import (
 // excluded devices.
 func (w *World) drawConfiguration() {
 	w.usage.Writes.SetApart(false) // the device plugin API may offer the disk
-	w.mode = chance.PickOne(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
+	mode := chance.PickOne(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	if w.minor < 34 {
-		w.mode = chance.PickOne(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
+		mode = chance.PickOne(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
 	}
-	r := &rules.Rules{Mode: w.mode, Sharing: chance.PickOne(w.random, w.machine.Sharings...)}
+	r := &rules.Rules{Mode: mode, Sharing: chance.PickOne(w.random, w.machine.Sharings...)}
 	if len(w.machine.Exclude) > 1 && w.random.IntN(6) == 0 {
 		r.Exclude = []rules.Selector{chance.PickOne(w.random, w.machine.Exclude...)}
 	}
@@ -54,7 +54,7 @@ func (w *World) drawConfiguration() {
 	for _, rule := range w.settings.Reclaim {
 		handover = append(handover, fmt.Sprintf("%s, reset %v", rule.Expression, rule.Value.Reset))
 	}
-	w.history.Log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q, attributes %v", w.mode, shared, excluded, handover, r.Attributes)
+	w.history.Log("the administrator wants mode %q, devices %s, excluded %v, reclaim %q, attributes %v", mode, shared, excluded, handover, r.Attributes)
 }
 
 // drawReclaim draws the reclaim rules. Only devices of machines made for simulations can be reset.
@@ -81,10 +81,14 @@ func (w *World) drawReclaim() (all []discovery.Selection[reclaim.Rule]) {
 func (w *World) wantedForm() machine.Form { return w.forms[len(w.forms)-1] }
 
 // offersDRA reports whether DRA may offer devices.
-func (w *World) offersDRA() bool { return w.minor >= 34 && w.mode != discovery.ModeDevicePlugin }
+func (w *World) offersDRA() bool {
+	return w.minor >= 34 && w.settings.Rules.Mode != discovery.ModeDevicePlugin
+}
 
 // pluginOnly reports whether only the device plugin API may offer devices.
-func (w *World) pluginOnly() bool { return w.minor < 34 || w.mode == discovery.ModeDevicePlugin }
+func (w *World) pluginOnly() bool {
+	return w.minor < 34 || w.settings.Rules.Mode == discovery.ModeDevicePlugin
+}
 
 // withoutAccelerators reports whether the device plugin API offers all devices, because the machine has only
 // nodes for virtual machines and the mode is Auto.
@@ -99,8 +103,8 @@ func withoutAccelerators(w *World) bool {
 
 // changeConfig changes the configuration while agents run.
 func changeConfig(w *World) bool {
-	w.clean()
-	if len(w.living) == 0 {
+	w.agents.DropDead()
+	if len(w.agents.LivingAgents()) == 0 {
 		return false
 	}
 	w.drawConfiguration()
@@ -112,8 +116,8 @@ func changeConfig(w *World) bool {
 
 // wrongConfig writes an invalid configuration.
 func wrongConfig(w *World) bool {
-	w.clean()
-	if len(w.living) == 0 {
+	w.agents.DropDead()
+	if len(w.agents.LivingAgents()) == 0 {
 		return false
 	}
 	w.tell(agent.Change{Err: errors.New("line 1: no such field")})
@@ -123,7 +127,7 @@ func wrongConfig(w *World) bool {
 
 // tell sends a change of the configuration to all agents.
 func (w *World) tell(c agent.Change) {
-	for _, i := range w.living {
+	for _, i := range w.agents.LivingAgents() {
 		if wrong := i.Wrong.Load(); wrong && c.Err == nil {
 			i.Wrong.Store(false)
 			if !i.Tell(c) {
@@ -137,8 +141,8 @@ func (w *World) tell(c agent.Change) {
 
 // restartChanged changes the configuration and restarts the agent.
 func restartChanged(w *World) bool {
-	w.clean()
-	if len(w.living) != 1 {
+	w.agents.DropDead()
+	if len(w.agents.LivingAgents()) != 1 {
 		return false
 	}
 	w.drawConfiguration()

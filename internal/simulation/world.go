@@ -5,7 +5,6 @@
 package simulation
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -37,7 +36,6 @@ const (
 // World is a node in a cluster, with everything that happens to the node. Faults and checks are functions
 // on a World; its methods are what these have in common, and the steps of a run.
 type World struct {
-	seed   uint64
 	random *rand.Rand // for the root goroutine
 
 	history *history.History
@@ -47,15 +45,8 @@ type World struct {
 	cards    []machine.Card // of the machine, with their present nodes
 	forms    []machine.Form // the devices under all settings of the administrator so far, the present last
 	settings agent.Settings
-	mode     discovery.Mode
-	minor    int // minor version of Kubernetes
-	metadata bool
+	minor    int  // minor version of Kubernetes
 	surges   bool // during an upgrade, both agents run for a while
-	rescan   time.Duration
-	boot     string
-	boots    int
-
-	featuresChanged time.Time // the last change of the API server's features
 
 	server  *apiserver.Server
 	cluster *cluster.Cluster
@@ -66,25 +57,21 @@ type World struct {
 	supervisor *supervisor.Supervisor // of MPS daemons
 
 	agents *agents.Node
-	living []*agents.Agent // the agents that were not killed or ended by the simulation
 
-	usage  *usage.Tracker // of the devices by containers
-	damage *damage.Damage // by faults
-
-	events  int
-	struck  int      // faults
-	lasting *lasting // faults that go on
+	usage   *usage.Tracker // of the devices by containers
+	damage  *damage.Damage // by faults
+	lasting *lasting       // faults that go on
 }
 
 // NewWorld returns the world of a seed. Each world needs its own synctest bubble.
 func NewWorld(seed uint64) *World {
 	w := &World{
-		seed: seed, random: rand.New(rand.NewPCG(seed, 1)),
+		random:  rand.New(rand.NewPCG(seed, 1)),
 		history: history.New(), chance: chance.New(rand.New(rand.NewPCG(seed, 2))),
 		server: apiserver.New(),
 	}
 	w.lasting = &lasting{random: w.random, history: w.history, ongoing: make(map[string]ongoing)}
-	w.configureNode()
+	metadata, rescan := w.configureNode(seed)
 	w.damage = damage.New(w.machine, w.history, func() bool { return w.lasting.goesOn(diskFault) })
 	w.cluster = cluster.New(cluster.Config{
 		Node: nodeName, Minor: w.minor, Server: w.server, History: w.history, Random: w.random, Bindings: rand.New(rand.NewPCG(seed, 4)),
@@ -96,7 +83,7 @@ func NewWorld(seed uint64) *World {
 	w.supervisor = supervisor.New(supervisor.Config{
 		History: w.history, Chance: w.chance, Host: w.host, Disk: w.disk,
 		Dir: agents.StateDir + "/sharing-daemons/nvidia", Serves: w.machine.Daemons,
-		Boot: func() string { return w.boot }, Wiped: w.damage.HasLostRecords,
+		Boot: w.host.BootID, Wiped: w.damage.HasLostRecords,
 	})
 	w.supervisor.RestartProcess()
 	w.kubelet = kubelet.New(kubelet.Config{
@@ -117,38 +104,33 @@ func NewWorld(seed uint64) *World {
 	w.cluster.Kubelet = w.kubelet
 	w.agents = agents.New(agents.Config{
 		Name: nodeName, Pod: "kube-system/" + agentPod, Server: w.server, Kubelet: w.kubelet, Host: w.host, Disk: w.disk, Supervisor: w.supervisor,
-		Families: w.machine.Families, Rescan: w.rescan, NoMetadata: !w.metadata, History: w.history, Chance: w.chance, Watcher: watcher{w},
+		Families: w.machine.Families, Rescan: rescan, NoMetadata: !metadata, History: w.history, Chance: w.chance, Watcher: watcher{w},
 	})
 	w.host.Changed = w.agents.SendUevent
 	w.server.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
-	w.newBoot()
 	w.usage = usage.New(usage.Config{
 		Machine: w.machine, Host: w.host, Disk: w.disk, Server: w.server, Cluster: w.cluster, Kubelet: w.kubelet, Supervisor: w.supervisor,
 		Lock: &w.agents.Lock, Damage: w.damage, History: w.history, Chance: w.chance,
-		Boot: func() string { return w.boot }, Forms: func() []machine.Form { return w.forms }, CardOf: w.cardOf,
+		Boot: w.host.BootID, Forms: func() []machine.Form { return w.forms }, CardOf: w.cardOf,
 	})
 	w.drawConfiguration()
 	return w
 }
 
-func (w *World) newBoot() {
-	w.boots++
-	// All boot IDs have the same length.
-	w.boot = fmt.Sprintf("boot-%02d", w.boots)
-}
-
-// configureNode draws the properties of the node and the cluster.
-func (w *World) configureNode() {
+// configureNode draws the properties of the node and the cluster. The returned ones concern the agents
+// alone: whether they write metadata files, and the interval of their scans.
+func (w *World) configureNode(seed uint64) (metadata bool, rescan time.Duration) {
 	w.minor = chance.PickOne(w.random, 31, 34, 36, 37, 37)
 	w.server.Serve(w.minor >= 34)
 	all, _ := machine.All()
 	w.machine = chance.PickOne(w.random, all...)
 	w.cards = slices.Clone(w.machine.Cards)
-	w.metadata = w.random.IntN(3) > 0
+	metadata = w.random.IntN(3) > 0
 	w.surges = w.random.IntN(2) == 0
-	w.rescan = time.Duration(20+w.random.IntN(40)) * time.Second
+	rescan = time.Duration(20+w.random.IntN(40)) * time.Second
 	w.server.SetFeatures(featuresOf(w.minor))
-	w.history.Log("seed %d: Kubernetes 1.%d, host %s, metadata %v, surges %v", w.seed, w.minor, w.machine.Name, w.metadata, w.surges)
+	w.history.Log("seed %d: Kubernetes 1.%d, host %s, metadata %v, surges %v", seed, w.minor, w.machine.Name, metadata, w.surges)
+	return metadata, rescan
 }
 
 // featuresOf returns the default features of an API server of a version.
@@ -166,14 +148,20 @@ func featuresOf(minor int) apiserver.Features {
 	return f
 }
 
-// Run runs the world from start to end.
-func (w *World) Run(steps int) {
+// Result is the result of a run: the number of steps, and of faults that struck.
+type Result struct{ Steps, Struck int }
+
+// Run runs the world from start to end, for at most the given number of steps.
+func (w *World) Run(steps int) (r Result) {
 	w.cluster.AddAgentPod(agentPod)
 	addStrangers(w)
 	w.kubelet.StartKubelet()
 	w.startAgent()
 	for range steps {
-		w.takeStep()
+		r.Steps++
+		if w.takeStep() {
+			r.Struck++
+		}
 		w.check()
 		if len(w.history.AllFailures()) > 0 {
 			break
@@ -183,6 +171,7 @@ func (w *World) Run(steps int) {
 		w.converge()
 	}
 	w.end()
+	return r
 }
 
 // check checks the invariants.

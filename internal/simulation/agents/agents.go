@@ -81,7 +81,8 @@ type Node struct {
 	Config
 	Lock Lock
 
-	agents int // the number of agents so far; for the root goroutine
+	agents int      // the number of agents so far; for the root goroutine
+	living []*Agent // the agents that were neither killed nor told to end by the simulation; for the root goroutine
 	mu     sync.Mutex
 	all    []*Agent
 }
@@ -96,6 +97,30 @@ func (n *Node) All() []*Agent {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.all)
+}
+
+// LivingAgents returns the agents that the simulation has neither killed nor told to end, in the order of
+// their starts. Only the root goroutine may call LivingAgents and the methods that change these agents.
+func (n *Node) LivingAgents() []*Agent { return n.living }
+
+// IsLiving reports whether the agent is one of the living agents.
+func (n *Node) IsLiving(a *Agent) bool { return slices.Contains(n.living, a) }
+
+// DropDead drops agents that have ended from the living agents.
+func (n *Node) DropDead() { n.living = slices.DeleteFunc(n.living, (*Agent).IsDead) }
+
+// End tells an agent to end. The agent is then no living agent.
+func (n *Node) End(a *Agent) {
+	a.Stop()
+	n.living = slices.DeleteFunc(n.living, func(other *Agent) bool { return other == a })
+}
+
+// KillAll kills all agents, also agents that were told to end and have not ended yet.
+func (n *Node) KillAll() {
+	for _, a := range n.All() {
+		a.Kill()
+	}
+	n.living = nil
 }
 
 // SendUevent sends an event of the kernel to all agents.
@@ -222,6 +247,7 @@ func (n *Node) Start(s Start) *Agent {
 	n.mu.Lock()
 	n.all = append(n.all, a)
 	n.mu.Unlock()
+	n.living = append(n.living, a)
 	n.History.Log("%s starts in boot %s", a.Name, s.Boot)
 	go func() {
 		defer close(a.done)

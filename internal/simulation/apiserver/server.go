@@ -74,8 +74,9 @@ type Server struct {
 	created  int64
 	fault    Fault
 	features Features
-	stale    int64 // version of lists that may be stale, 0 for the present version
-	noDRA    bool  // resource.k8s.io is not served
+	changed  time.Time // the last change of the features by ChangeFeatures
+	stale    int64     // version of lists that may be stale, 0 for the present version
+	noDRA    bool      // resource.k8s.io is not served
 	observe  func(Call, int)
 
 	stores map[string]*store
@@ -135,12 +136,29 @@ func (s *Server) SetObserver(observe func(call Call, size int)) {
 	s.observe = observe
 }
 
-// SetFeatures changes the features, like an upgrade of the server. The objects stay unchanged.
+// SetFeatures sets the features of a new server.
 func (s *Server) SetFeatures(f Features) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.features = f
 	s.next() // schedulers try again
+}
+
+// ChangeFeatures changes the features, like an upgrade of the server. The objects stay unchanged.
+func (s *Server) ChangeFeatures(f Features) {
+	if f != s.Features() {
+		s.mu.Lock()
+		s.changed = time.Now()
+		s.mu.Unlock()
+	}
+	s.SetFeatures(f)
+}
+
+// FeaturesChanged returns the time when ChangeFeatures last changed the features.
+func (s *Server) FeaturesChanged() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
 }
 
 // Features returns the features of the server.

@@ -31,6 +31,7 @@ func (h *Host) Reboot() {
 
 func (h *Host) bootHost() {
 	h.boots++
+	h.bootID = fmt.Sprintf("boot-%02d", h.boots)
 	for _, pid := range slices.Sorted(maps.Keys(h.processes.byPID)) {
 		h.processes.exit(pid)
 	}

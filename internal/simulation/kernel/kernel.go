@@ -37,6 +37,7 @@ type Host struct {
 	bus       bus
 	processes processes
 	boots     int
+	bootID    string        // of the present boot
 	stuck     chan struct{} // closed when hanging writes continue
 }
 
@@ -49,6 +50,13 @@ func New(text []byte) *Host {
 		h.files.add(f)
 	}
 	return h
+}
+
+// BootID returns the ID of the present boot. All boot IDs have the same length.
+func (h *Host) BootID() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.bootID
 }
 
 // VanishFunction removes a PCI function from the machine, together with the given nodes. It reports
