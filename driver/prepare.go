@@ -36,7 +36,7 @@ type claimHandler struct {
 	jobs           jobs
 	choices        choices
 	claimEnds      sync.Map      // time of the end of the last claim, by device
-	newAllocations sync.Map      // first sight of a new allocation of a claim, by UID
+	newAllocations sync.Map      // time at which a new allocation of a claim was first seen, by UID
 	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run; replaced in tests
 }
 

@@ -36,7 +36,7 @@ func TestSweep(t *testing.T) {
 	abandoned = []types.UID{lost.UID}
 	suspects := sweep(nil)
 	if !exists(b.recordFile(lost)) {
-		t.Fatal("let go at the first sight: the kubelet may be about to unprepare it")
+		t.Fatal("let go when it was first seen: the kubelet may be about to unprepare it")
 	}
 	failure = errors.New("the API server is away")
 	suspects = sweep(suspects)

@@ -136,7 +136,7 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*compile.No
 		}
 	}
 	n.Rules = config.Rules
-	f.Agent.Mode, f.Agent.ReportOnly, f.Agent.NeedsSight = config.Rules.Mode, config.Rules.ReportOnly, usesInUse(config)
+	f.Agent.Mode, f.Agent.ReportOnly, f.Agent.NeedsVisibility = config.Rules.Mode, config.Rules.ReportOnly, usesInUse(config)
 	n.API, n.Auto, err = placement.ReadPlacement(state)
 	f.Devices.API = doctor.AnswerOf(n.API, err)
 	if f.Agent.Mode == discovery.ModeAuto {

@@ -468,7 +468,7 @@ func TestDoctorOfAnInvalidLabel(t *testing.T) {
 
 // Doctor lists the parts of the configuration that require the agent to see which processes have
 // devices open.
-func TestDoctorKnowsWhatNeedsSight(t *testing.T) {
+func TestWhatNeedsVisibility(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                "",
 		"reclaim:\n- cel: \"true\"\n":     "reclaim",
@@ -480,8 +480,8 @@ func TestDoctorKnowsWhatNeedsSight(t *testing.T) {
 		var f doctor.Facts
 		o := doctorOptions{node: v1alpha1.Node{Name: "n"}}
 		state := fstest.MapFS{agent.KeptConfig: {Data: []byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" + text)}}
-		if _, _, err := o.configInForce(state, &f); err != nil || strings.Join(f.Agent.NeedsSight, " ") != want {
-			t.Errorf("%q: %v, error %v", text, f.Agent.NeedsSight, err)
+		if _, _, err := o.configInForce(state, &f); err != nil || strings.Join(f.Agent.NeedsVisibility, " ") != want {
+			t.Errorf("%q: %v, error %v", text, f.Agent.NeedsVisibility, err)
 		}
 	}
 }

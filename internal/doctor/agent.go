@@ -19,7 +19,7 @@ var agentChecks = []check{
 	{codes.Agent, []string{"CH0703"}, checkConfig},
 	{codes.Agent, []string{"CH0702", "CH0704", "CH0707"}, checkRecords},
 	{codes.Agent, []string{"CH0705"}, checkAgentVersion},
-	{codes.Agent, []string{"CH0709"}, checkSight},
+	{codes.Agent, []string{"CH0709"}, checkVisibility},
 	{codes.Agent, []string{"CH0710"}, checkOutdated},
 }
 
@@ -258,21 +258,21 @@ var blinds = map[string]blindness{
 	"onDemand.virtualFunctions": {"No virtual functions are created, and pods that get one do not start.", "onDemand.enabled"},
 }
 
-// checkSight reports whether the agent can see open device files, if the configuration
+// checkVisibility reports whether the agent can see open device files, if the configuration
 // requires that. Reclaim requires the open files of the pods' processes. A change of a device
 // requires those of all processes of the machine; on a node that is a container, the agent
 // does not see the latter.
-func checkSight(f *Facts, say *report.List) {
-	handing, changing := split(f.Agent.NeedsSight)
-	if f.Agent.Sight == f.Agent.SightAll {
-		handing, changing = f.Agent.NeedsSight, nil
+func checkVisibility(f *Facts, say *report.List) {
+	handing, changing := split(f.Agent.NeedsVisibility)
+	if f.Agent.Visibility == f.Agent.VisibilityAll {
+		handing, changing = f.Agent.NeedsVisibility, nil
 	}
-	judgeSight(handing, f.Agent.Sight, "the agent can determine which devices pods have open", sightFixes, say)
-	judgeSight(changing, f.Agent.SightAll, "the agent can determine which devices any process has open", func(looking []string) []string {
-		if why, known := f.Agent.Sight.get(); why == "" && known { // more permissions would not help
+	judgeVisibility(handing, f.Agent.Visibility, "the agent can determine which devices pods have open", visibilityFixes, say)
+	judgeVisibility(changing, f.Agent.VisibilityAll, "the agent can determine which devices any process has open", func(looking []string) []string {
+		if why, known := f.Agent.Visibility.get(); why == "" && known { // more permissions would not help
 			return codes.ConfigFixes("remove " + report.JoinNames(looking) + " for this node, which is a container")
 		}
-		return sightFixes(looking)
+		return visibilityFixes(looking)
 	}, say)
 }
 
@@ -288,15 +288,15 @@ func split(looking []string) (handing, changing []string) {
 	return handing, changing
 }
 
-// judgeSight reports whether an agent can see the open files that parts of the configuration
+// judgeVisibility reports whether an agent can see the open files that parts of the configuration
 // require.
-func judgeSight(looking []string, sight Answer[string], well string, fixes func([]string) []string, say *report.List) {
+func judgeVisibility(looking []string, visibility Answer[string], well string, fixes func([]string) []string, say *report.List) {
 	if len(looking) == 0 {
 		return
 	}
-	switch why, known := sight.get(); {
+	switch why, known := visibility.get(); {
 	case !known:
-		say.AddSkipped("whether the agent can determine which devices are open: %s", sight.unknownReason())
+		say.AddSkipped("whether the agent can determine which devices are open: %s", visibility.unknownReason())
 	case why != "":
 		causes := []string{asSentence(why)}
 		for _, part := range looking {
@@ -308,8 +308,8 @@ func judgeSight(looking []string, sight Answer[string], well string, fixes func(
 	}
 }
 
-// sightFixes returns commands that run the host service, which sees open files.
-func sightFixes(looking []string) []string {
+// visibilityFixes returns commands that run the host service, which sees open files.
+func visibilityFixes(looking []string) []string {
 	var sets []string
 	for _, part := range looking {
 		sets = append(sets, "--set "+blinds[part].value+"=true")

@@ -745,20 +745,20 @@ func words(text string) string {
 
 // On a node that is a container, the agent supports reclaim, but cannot change devices. More
 // permissions would not help.
-func TestSightOnANodeThatIsAContainer(t *testing.T) {
+func TestVisibilityOnANodeThatIsAContainer(t *testing.T) {
 	const changes = "onDemand.virtualFunctions and passthrough cause"
 	f := healthy()
-	f.Agent.NeedsSight, f.Agent.Sight, f.Agent.SightAll = []string{"reclaim", "onDemand.virtualFunctions", "passthrough"}, KnownAnswer(""), KnownAnswer("the processes in /proc are those of a container")
+	f.Agent.NeedsVisibility, f.Agent.Visibility, f.Agent.VisibilityAll = []string{"reclaim", "onDemand.virtualFunctions", "passthrough"}, KnownAnswer(""), KnownAnswer("the processes in /proc are those of a container")
 	got := words(printed(t, f, terminal.Plain, true))
 	if !strings.Contains(got, changes) || strings.Contains(got, "reclaim and") || strings.Contains(got, "enabled=true") || !strings.Contains(got, "for this node, which is a container") {
 		t.Errorf("got:\n%s", got)
 	}
-	f.Agent.NeedsSight = []string{"reclaim"}
+	f.Agent.NeedsVisibility = []string{"reclaim"}
 	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "CH0709") {
 		t.Errorf("got:\n%s", got)
 	}
-	f.Agent.NeedsSight, f.Agent.Sight = []string{"reclaim", "passthrough"}, KnownAnswer("not all processes are visible")
-	f.Agent.SightAll = f.Agent.Sight
+	f.Agent.NeedsVisibility, f.Agent.Visibility = []string{"reclaim", "passthrough"}, KnownAnswer("not all processes are visible")
+	f.Agent.VisibilityAll = f.Agent.Visibility
 	if got := words(printed(t, f, terminal.Plain, true)); strings.Count(got, "cannot determine") != 1 || !strings.Contains(got, `--set reclaim.enabled=true \ --set passthrough.enabled=true`) {
 		t.Errorf("got:\n%s", got)
 	}

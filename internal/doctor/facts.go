@@ -264,23 +264,23 @@ type AgentFacts struct {
 	// Agents without namespace and name in their environment are omitted.
 	Installations []string
 
-	Removed      []string       // directories that were removed from the node while the agent has them mounted
-	Ready        Answer[string] // "" if the agent is ready, otherwise its response
-	Unready      UnreadyReason  // "" if the agent is ready
-	Local        bool           // the agent was probed on the local host, without a network between
-	Live         Answer[string] // "" if the agent is live, otherwise its response
-	Version      string         // the version of the agent's process, "" if unknown
-	Config       Answer[string] // "" if the configuration is valid, otherwise the error
-	Refused      bool           // the configuration that the agent read last is invalid
-	Outdated     bool           // a configuration change takes effect at the agent's next start
-	ModeUnwanted bool           // the API server rejects the agent's ResourceSlices
-	Features     Answer[map[string]bool]
-	Records      Answer[Records]
-	NeedsSight   []string       // the parts of the configuration that require a view of open device files
-	Sight        Answer[string] // "" if the agent sees the open files of the pods' processes, otherwise the reason
-	SightAll     Answer[string] // "" if the agent sees the open files of all processes, otherwise the reason
-	Mode         discovery.Mode // the mode of devices without a mode of their own
-	ReportOnly   bool           // the agent only reports devices, and offers none
+	Removed         []string       // directories that were removed from the node while the agent has them mounted
+	Ready           Answer[string] // "" if the agent is ready, otherwise its response
+	Unready         UnreadyReason  // "" if the agent is ready
+	Local           bool           // the agent was probed on the local host, without a network between
+	Live            Answer[string] // "" if the agent is live, otherwise its response
+	Version         string         // the version of the agent's process, "" if unknown
+	Config          Answer[string] // "" if the configuration is valid, otherwise the error
+	Refused         bool           // the configuration that the agent read last is invalid
+	Outdated        bool           // a configuration change takes effect at the agent's next start
+	ModeUnwanted    bool           // the API server rejects the agent's ResourceSlices
+	Features        Answer[map[string]bool]
+	Records         Answer[Records]
+	NeedsVisibility []string       // the parts of the configuration that require a view of open device files
+	Visibility      Answer[string] // "" if the agent sees the open files of the pods' processes, otherwise the reason
+	VisibilityAll   Answer[string] // "" if the agent sees the open files of all processes, otherwise the reason
+	Mode            discovery.Mode // the mode of devices without a mode of their own
+	ReportOnly      bool           // the agent only reports devices, and offers none
 }
 
 // OtherAgent is an agent on the node in addition to AgentFacts.Pod. During an update, an

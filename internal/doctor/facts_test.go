@@ -328,8 +328,8 @@ var breaks = map[string]func(*Facts){
 		f.Agent.Records.Value.Unread = []string{"read claim record u3.record: input/output error"}
 	},
 	"CH0709": func(f *Facts) {
-		f.Agent.NeedsSight, f.Agent.Sight = []string{"reclaim", "onDemand.virtualFunctions"}, KnownAnswer("the agent's process lacks the capability CAP_SYS_PTRACE")
-		f.Agent.SightAll = f.Agent.Sight
+		f.Agent.NeedsVisibility, f.Agent.Visibility = []string{"reclaim", "onDemand.virtualFunctions"}, KnownAnswer("the agent's process lacks the capability CAP_SYS_PTRACE")
+		f.Agent.VisibilityAll = f.Agent.Visibility
 	},
 	"CH0710": func(f *Facts) { f.Agent.Outdated = true },
 	"CH0708": func(f *Facts) {

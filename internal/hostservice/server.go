@@ -198,9 +198,9 @@ func (s *Server) describe() wire.Service {
 		return ""
 	}
 	service := wire.Service{Program: s.config.Program, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Attributes: s.config.Allowed, Programs: s.listPrograms()}
-	service.HiddenFromPods = reason(inuse.CheckSight(s.config.Host.FS))
+	service.HiddenFromPods = reason(inuse.CheckVisibility(s.config.Host.FS))
 	if service.HiddenFromAll = service.HiddenFromPods; service.HiddenFromAll == "" {
-		service.HiddenFromAll = reason(inuse.SightOfAll(s.config.Host.FS))
+		service.HiddenFromAll = reason(inuse.VisibilityOfAll(s.config.Host.FS))
 	}
 	return service
 }

@@ -41,7 +41,7 @@ func openNodes(host *discovery.Host, except func(process string) bool) *opened {
 		o.err = fmt.Errorf("list processes: %w", err)
 		return o
 	}
-	o.err = SightOfAll(host.FS)
+	o.err = VisibilityOfAll(host.FS)
 	processes, forbidden := 0, 0
 	for _, entry := range entries {
 		if _, err := strconv.ParseUint(entry.Name(), 10, 31); err != nil {

@@ -89,14 +89,14 @@ func processesOf(host *discovery.Host, inPods func(groups string) bool) (process
 // self is the calling process in any mount of /proc (proc_pid(5)).
 const self = "self"
 
-// CheckSight returns why the open files of pods' processes are not visible, nil if they are. It
+// CheckVisibility returns why the open files of pods' processes are not visible, nil if they are. It
 // reads the open files of the first process, which has every privilege: a reader with access to
 // that process has access to all.
-func CheckSight(host fs.FS) error { return SightOf(host, self) }
+func CheckVisibility(host fs.FS) error { return VisibilityOf(host, self) }
 
-// SightOfAll returns why the open files of all processes of the machine are not visible, in
-// addition to the reasons of [CheckSight]. If the node is a container, other processes run outside.
-func SightOfAll(host fs.FS) error {
+// VisibilityOfAll returns why the open files of all processes of the machine are not visible, in
+// addition to the reasons of [CheckVisibility]. If the node is a container, other processes run outside.
+func VisibilityOfAll(host fs.FS) error {
 	if namespace, err := fs.ReadLink(host, "proc/1/ns/pid"); err == nil && namespace != initialPIDs {
 		return errNotAll
 	}
@@ -105,8 +105,8 @@ func SightOfAll(host fs.FS) error {
 
 var errNotAll = errors.New("the processes in /proc are those of a container, and not those of the host")
 
-// SightOf is Sight for another process than the caller, by its number in the host's /proc.
-func SightOf(host fs.FS, process string) error {
+// VisibilityOf is [CheckVisibility] for another process than the caller, by its number in the host's /proc.
+func VisibilityOf(host fs.FS, process string) error {
 	if err := seesAll(host, process); err != nil {
 		return err
 	}

@@ -190,7 +190,7 @@ func TestByPodsThatCannotBeSeen(t *testing.T) {
 }
 
 // A reader without access to the first process does not see the open files of others.
-func TestSight(t *testing.T) {
+func TestVisibility(t *testing.T) {
 	files := map[string]string{"proc/1/cgroup": "0::/", "proc/1/fd/3": "->/dev/null"}
 	container := maps.Clone(files)
 	container["proc/1/ns/pid"] = "->pid:[4026532000]"
@@ -202,7 +202,7 @@ func TestSight(t *testing.T) {
 		"those of a container":          host(container),
 		"may not be seen":               harsh{FS: host(files)}.fails("proc/1/fd", fs.ErrPermission),
 	} {
-		err := inuse.CheckSight(fsys)
+		err := inuse.CheckVisibility(fsys)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%v, want %q", err, want)
 		}

@@ -61,7 +61,7 @@ func (l *List) distinctUnits() []*Unit {
 // their unit. Otherwise it uses the unit with the fewest free IDs among those with enough, so that
 // other units keep room for large amounts. With [rules.PolicySpread] it uses the unit with the most
 // free IDs. amountIDs reports false if no unit has enough, or if the IDs stand for devices.
-func (n *neighbourhood) amountIDs(size int) (ids []string, enough bool) {
+func (n *candidateSet) amountIDs(size int) (ids []string, enough bool) {
 	if !slices.ContainsFunc(n.units, func(c *candidate) bool { return c.unit != nil && c.unit.Counts != "" }) {
 		return nil, false
 	}

@@ -32,7 +32,7 @@ func (l *List) PreferIDs(available, include []string, size int) ([]string, error
 	if size < len(include) || size > len(candidates) {
 		return nil, fmt.Errorf("preferred allocation of %d devices: %d are available, %d must be included", size, len(candidates), len(include))
 	}
-	n := l.newNeighbourhood(candidates, include)
+	n := l.newCandidateSet(candidates, include)
 	ids, enough := n.amountIDs(size)
 	if !enough {
 		ids = n.bestChoice(size).chosenIDs()
@@ -48,8 +48,8 @@ type candidate struct {
 	must int      // number of IDs to include
 }
 
-// neighbourhood is a set of candidates with their nearness.
-type neighbourhood struct {
+// candidateSet is a set of candidates with their nearness.
+type candidateSet struct {
 	policy rules.Policy
 	units  []*candidate
 	near   [][]int // by unit and unit
@@ -59,9 +59,9 @@ type neighbourhood struct {
 	joined, left []int // buffers for weakest
 }
 
-// newNeighbourhood groups IDs by their unit. An ID no longer in the list becomes a unit of its own.
-func (l *List) newNeighbourhood(ids, include []string) *neighbourhood {
-	n := &neighbourhood{policy: l.allocation.Policy, must: len(include)}
+// newCandidateSet groups IDs by their unit. An ID no longer in the list becomes a unit of its own.
+func (l *List) newCandidateSet(ids, include []string) *candidateSet {
+	n := &candidateSet{policy: l.allocation.Policy, must: len(include)}
 	must := make(map[string]bool, len(include))
 	for _, id := range include {
 		must[id] = true
@@ -104,7 +104,7 @@ func nearness(a, b *Unit) int {
 }
 
 // bestChoice returns the best choice of size IDs.
-func (n *neighbourhood) bestChoice(size int) *choice {
+func (n *candidateSet) bestChoice(size int) *choice {
 	start := n.empty()
 	for i, c := range n.units {
 		for range c.must {
@@ -176,7 +176,7 @@ func (c *choice) compare(free []int, size int, best **choice) {
 
 // byLeft compares two numbers of free IDs. The unit with the first number is preferred if the
 // result is positive.
-func (n *neighbourhood) byLeft(a, b int) int {
+func (n *candidateSet) byLeft(a, b int) int {
 	if n.policy == rules.PolicyPacked {
 		return cmp.Compare(b, a)
 	}
@@ -184,7 +184,7 @@ func (n *neighbourhood) byLeft(a, b int) int {
 }
 
 // byNearness compares two values of nearness. The first is preferred if the result is positive.
-func (n *neighbourhood) byNearness(a, b int) int {
+func (n *candidateSet) byNearness(a, b int) int {
 	if n.policy == rules.PolicySpread {
 		return cmp.Compare(b, a)
 	}
@@ -193,7 +193,7 @@ func (n *neighbourhood) byNearness(a, b int) int {
 
 // choice is a growing set of IDs.
 type choice struct {
-	n     *neighbourhood
+	n     *candidateSet
 	size  int
 	units []int // units with chosen IDs, in the order of their first choice
 	taken []int // by unit: number of chosen IDs
@@ -203,7 +203,7 @@ type choice struct {
 	weak  int   // weakest link among the chosen units, or -1 if not computed
 }
 
-func (n *neighbourhood) empty() *choice {
+func (n *candidateSet) empty() *choice {
 	return &choice{n: n, taken: make([]int, len(n.units)), pull: make([]int, len(n.units))}
 }
 

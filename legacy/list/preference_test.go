@@ -58,7 +58,7 @@ func TestPrefer(t *testing.T) {
 		"then the PCIe root":             {pairs, "0 2 3 5", "", 2, "2 3"},
 		"then the NUMA node":             {pairs, "0 5 7", "", 2, "5 7"},
 		"a whole node":                   {pairs, "0 1 3 4 5 6 7", "", 4, "4 5 6 7"},
-		"the smaller neighbourhood":      {pairs, "0 1 3 4 5", "", 2, "4 5"},
+		"the smaller set":                {pairs, "0 1 3 4 5", "", 2, "4 5"},
 		"one that keeps neighbours":      {pairs, "0 1 3 5", "", 1, "5"},
 		"near to what must be included":  {pairs, "0 1 3 4 5", "5", 2, "4 5"},
 		"all that must be included":      {pairs, "0 1 2 3", "3 0", 2, "0 3"},

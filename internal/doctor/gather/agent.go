@@ -130,7 +130,7 @@ func gatherAgent(ctx context.Context, o Options, processes []process, f *doctor.
 		a.Running = doctor.KnownAnswer(false)
 	}
 	a.Installations = installations(o)
-	a.Sight, a.SightAll = visibility(ctx, o, found)
+	a.Visibility, a.VisibilityAll = visibility(ctx, o, found)
 	gone := withPatience(ctx, "the agent's directories", func() ([]string, error) { return removedDirs(o, found), nil })
 	a.Removed = gone.Value
 	a.Records = withPatience(ctx, "the agent's records", func() (doctor.Records, error) { return readRecords(o) })

@@ -45,7 +45,7 @@ func visibility(ctx context.Context, o Options, agents []process) (ofPods, ofAll
 		return doctor.KnownAnswer(service.HiddenFromPods), doctor.KnownAnswer(service.HiddenFromAll)
 	}
 	if o.Self != o.Proc && filepath.Dir(p.dir) == filepath.Clean(o.Self) {
-		return visibilityFrom(o.HostFS, inuse.CheckSight(o.HostFS))
+		return visibilityFrom(o.HostFS, inuse.CheckVisibility(o.HostFS))
 	}
 	may, err := p.hasCapability(unix.CAP_SYS_PTRACE)
 	switch {
@@ -55,15 +55,15 @@ func visibility(ctx context.Context, o Options, agents []process) (ofPods, ofAll
 		return both(doctor.KnownAnswer("the agent's process lacks the capability CAP_SYS_PTRACE"))
 	}
 	host := os.DirFS(filepath.Join(p.dir, "root", p.flags()["host-root"]))
-	err = inuse.SightOf(host, filepath.Base(p.dir))
+	err = inuse.VisibilityOf(host, filepath.Base(p.dir))
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
 		return both(doctor.UnknownAnswer[string](err.Error())) // permission is missing to doctor, not to the agent
 	}
 	return visibilityFrom(host, err)
 }
 
-// visibilityFrom returns both reasons of sight, given the result of the check for the pods'
-// processes.
+// visibilityFrom returns why the open files of pods' processes and of all processes are not visible,
+// given the result of the check for the pods' processes.
 func visibilityFrom(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
 	answer := func(err error) doctor.Answer[string] {
 		if err != nil {
@@ -74,7 +74,7 @@ func visibilityFrom(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) 
 	if ofPods != nil {
 		return answer(ofPods), answer(ofPods)
 	}
-	return answer(nil), answer(inuse.SightOfAll(host))
+	return answer(nil), answer(inuse.VisibilityOfAll(host))
 }
 
 // hasCapability reports whether a process has a capability in its effective set

@@ -16,7 +16,7 @@ import (
 
 // An agent sees the open files of other processes if it has CAP_SYS_PTRACE and the host's own
 // /proc.
-func TestSight(t *testing.T) {
+func TestVisibility(t *testing.T) {
 	const all, most = "CapEff:\t000001ffffffffff\n", "CapEff:\t000001fffff7ffff\n"
 	for name, test := range map[string]struct {
 		status, first string
@@ -34,8 +34,8 @@ func TestSight(t *testing.T) {
 			n.write("proc/"+agentPID+"/status", test.status)
 			n.write("proc/"+agentPID+"/root/host/"+test.first, "")
 			agent := n.facts().Agent
-			compareSight(t, agent.Sight, test.want)
-			compareSight(t, agent.SightAll, test.want)
+			compareVisibility(t, agent.Visibility, test.want)
+			compareVisibility(t, agent.VisibilityAll, test.want)
 		})
 	}
 	t.Run("a node that is a container", func(t *testing.T) {
@@ -52,20 +52,20 @@ func TestSight(t *testing.T) {
 			}
 		}
 		agent := n.facts().Agent
-		compareSight(t, agent.Sight, "")
-		compareSight(t, agent.SightAll, "the processes in /proc are those of a container")
+		compareVisibility(t, agent.Visibility, "")
+		compareVisibility(t, agent.VisibilityAll, "the processes in /proc are those of a container")
 	})
 	t.Run("simulated", func(t *testing.T) {
 		n := newMadeUp(t)
 		n.write("proc/"+agentPID+"/status", most)
 		ofPods, ofAll := visibility(t.Context(), n.options, findAgents(n.options))
-		compareSight(t, ofPods, "?")
-		compareSight(t, ofAll, "?")
+		compareVisibility(t, ofPods, "?")
+		compareVisibility(t, ofAll, "?")
 	})
 }
 
 // In the agent's pod, doctor has the same permissions as the agent and tries to look.
-func TestSightInThePod(t *testing.T) {
+func TestVisibilityInThePod(t *testing.T) {
 	for want, first := range map[string]string{"": "proc/1/fd/3", "not all processes are visible": "proc/47/fd/3"} {
 		n := newMadeUp(t)
 		n.options.Simulated = false
@@ -76,20 +76,20 @@ func TestSightInThePod(t *testing.T) {
 			t.Fatal(err)
 		}
 		ofPods, ofAll := visibility(t.Context(), n.options, findAgents(n.options))
-		compareSight(t, ofPods, want)
-		compareSight(t, ofAll, want)
+		compareVisibility(t, ofPods, want)
+		compareVisibility(t, ofAll, want)
 	}
 }
 
 // An agent with a host service sees what the service sees, and nothing while the service is missing.
-func TestSightOfHostService(t *testing.T) {
+func TestVisibilityOfHostService(t *testing.T) {
 	n := newMadeUp(t)
 	n.options.Simulated = false
 	n.process(agentPID, "/chandler", "run", "--kubelet-root="+n.options.KubeletRoot, "--host-service-dir=/run/h")
 	n.write("proc/"+agentPID+"/status", "CapEff:\t0000000000000000\n")
 	agent := n.facts().Agent
-	compareSight(t, agent.Sight, "the host service does not answer")
-	compareSight(t, agent.SightAll, "the host service does not answer")
+	compareVisibility(t, agent.Visibility, "the host service does not answer")
+	compareVisibility(t, agent.VisibilityAll, "the host service does not answer")
 	n.write("h/proc/1/fd/3", "")
 	host, err := hostfs.Open(filepath.Join(n.root, "h"))
 	if err != nil {
@@ -109,15 +109,15 @@ func TestSightOfHostService(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	agent = n.facts().Agent
-	compareSight(t, agent.Sight, "")
-	compareSight(t, agent.SightAll, "")
+	compareVisibility(t, agent.Visibility, "")
+	compareVisibility(t, agent.VisibilityAll, "")
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }
 
-func compareSight(t *testing.T, got doctor.Answer[string], want string) {
+func compareVisibility(t *testing.T, got doctor.Answer[string], want string) {
 	t.Helper()
 	switch unknown := got.Unknown != ""; {
 	case unknown != (want == "?"), !unknown && want == "" && got.Value != "", !unknown && !strings.Contains(got.Value, want):
