@@ -35,7 +35,7 @@
 // # Replaced devices
 //
 // A claim is refused if its device was replaced after the allocation. When the driver notices the
-// replacement, it reads the claims of the node's pods and withholds the new device until then. The
+// replacement, it reads the claims of the node's pods, and withholds the new device meanwhile. The
 // driver cannot recognize an allocation that the scheduler decided before the replacement and stored
 // later, up to 25 minutes in the worst case, and prepares the claim with the new device. No object
 // has the time of the decision or the generation of the pool that it was based on: the scheduler

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // TestInterfaceThatIsRenamed prepares a network function whose interface was renamed after the
@@ -79,14 +80,16 @@ func TestInterfaceThatIsRenamed(t *testing.T) {
 func TestInterfaceReturnsAfterClaim(t *testing.T) {
 	const count = 4
 	for name, test := range map[string]struct {
+		common   string // name of the functions that are published as one
 		counters bool
 		returns  string // prefix of the names of the interfaces that return
 		writes   int
 	}{
-		"to the host":                            {true, "eth", 0},
-		"to the host, without counters":          {false, "eth", 0},
-		"with other names":                       {true, "ens", count},
-		"not, and all claims have ended at once": {true, "", 1},
+		"to the host":                            {"functions", true, "eth", 0},
+		"to the host, without counters":          {"functions", false, "eth", 0},
+		"with other names":                       {"functions", true, "ens", count},
+		"not, and all claims have ended at once": {"functions", true, "", 1},
+		"not, and the device is published alone": {"", true, "", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -99,7 +102,7 @@ func TestInterfaceReturnsAfterClaim(t *testing.T) {
 					interfaces[i] = name
 					var devices []rules.Offered
 					for i, name := range interfaces {
-						d := rules.Offered{Device: discovery.Device{Name: fmt.Sprint("vf-", i), Family: "nic", Interchangeable: "functions", Attributes: discovery.Attributes{}}}
+						d := rules.Offered{Device: discovery.Device{Name: fmt.Sprint("vf-", i), Family: "nic", Interchangeable: test.common, Attributes: discovery.Attributes{}}}
 						d.Attributes.SetString("kind", "nic")
 						d.Attributes.SetString("driver", "iavf")
 						d.Attributes.SetInt("vfIndex", int64(i))
@@ -130,7 +133,7 @@ func TestInterfaceReturnsAfterClaim(t *testing.T) {
 						offer(i, fmt.Sprint(test.returns, i))
 					}
 				}
-				time.Sleep(time.Hour)
+				time.Sleep(2 * interfaceReturn)
 				if got := helper.PublishedSketches(); len(got) != test.writes {
 					t.Errorf("%d writes, want %d", len(got), test.writes)
 				}
@@ -140,4 +143,22 @@ func TestInterfaceReturnsAfterClaim(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Only claims that ended a short time ago are in memory, although the names of devices differ.
+func TestClaimEndsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var h claimHandler
+		for i := range 100 {
+			h.noteEnd(&allocation.Claim{Results: []allocation.Result{{Source: fmt.Sprint("part-", i)}}})
+			time.Sleep(interfaceReturn / 2)
+		}
+		kept := 0
+		for range h.claimEnds.Range {
+			kept++
+		}
+		if kept != 2 {
+			t.Errorf("%d ends are in memory, want 2", kept)
+		}
+	})
 }

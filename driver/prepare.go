@@ -35,7 +35,7 @@ type claimHandler struct {
 
 	jobs           jobs
 	choices        choices
-	claimEnds      sync.Map      // time of the end of the last claim, by device
+	claimEnds      sync.Map      // time of the end of the last claim, by device; see interfaceReturn
 	newAllocations sync.Map      // time at which a new allocation of a claim was first seen, by UID
 	termination    time.Duration // how long containers of a pod that was deleted by force may continue to run; replaced in tests
 }
@@ -316,11 +316,7 @@ func (h *claimHandler) letGo(ctx context.Context, uid types.UID) error {
 	}
 	h.newAllocations.Delete(uid)
 	c, _ := h.ledger.Claim(uid)
-	if c != nil {
-		for i := range c.Results {
-			h.claimEnds.Store(c.Results[i].Source, time.Now()) // before the publisher misses the claim
-		}
-	}
+	h.noteEnd(c) // before the publisher misses the claim
 	if err := traces.Do(ctx, "remove CDI spec, files and record", func() error { return h.ledger.End(uid, h.view.Load()) }); err != nil {
 		return err
 	}
@@ -338,20 +334,42 @@ func (h *claimHandler) letGo(ctx context.Context, uid types.UID) error {
 // has ended (default_device_exit_net in net/core/dev.c).
 const interfaceReturn = time.Minute
 
+// noteEnd records the time at which a claim ends, and forgets the claims that ended more than
+// interfaceReturn ago.
+func (h *claimHandler) noteEnd(c *allocation.Claim) {
+	if c == nil {
+		return
+	}
+	h.claimEnds.Range(func(device, end any) bool {
+		if time.Since(end.(time.Time)) >= interfaceReturn {
+			h.claimEnds.CompareAndDelete(device, end)
+		}
+		return true
+	})
+	for i := range c.Results {
+		h.claimEnds.Store(c.Results[i].Source, time.Now())
+	}
+}
+
 // returnsFor returns for how long the network interface of a device without one may still return
 // from the pod of an ended claim.
 func (h *claimHandler) returnsFor(device *discovery.Device, now time.Time) time.Duration {
 	end, ended := h.claimEnds.Load(device.Name)
-	if !ended || device.Attributes.String("kind") != "nic" || device.Attributes.String("ifName") != "" {
+	if !ended || !isNetworkFunction(device) || device.Attributes.String("ifName") != "" {
 		return 0
 	}
 	return interfaceReturn - now.Sub(end.(time.Time))
 }
 
+func isNetworkFunction(device *discovery.Device) bool {
+	return device.Attributes.String("kind") == "nic"
+}
+
 // offeredFor reports whether the published slices may depend on a claim. A device that is gone
 // leaves the slices when its claim ends, and a device that is allocated in another form, or by its
-// own name in place of a common name, returns to them. Without counters, allocated devices have
-// precedence over others.
+// own name in place of a common name, returns to them. A network function soon loses the attributes
+// of an interface that does not return. Without counters, allocated devices have precedence over
+// others.
 func (h *claimHandler) offeredFor(r *allocation.Claim) bool {
 	if r == nil || r.Configuring || !h.publisher.KeptFeatures().Counters {
 		return true
@@ -359,7 +377,7 @@ func (h *claimHandler) offeredFor(r *allocation.Claim) bool {
 	view := h.view.Load()
 	return slices.ContainsFunc(r.Results, func(result allocation.Result) bool {
 		device, found := view.Present.Device(result.Source)
-		return !found || device.Sharing != nil || result.Consumes != nil || device.Interchangeable != ""
+		return !found || device.Sharing != nil || result.Consumes != nil || device.Interchangeable != "" || isNetworkFunction(&device.Device)
 	})
 }
 

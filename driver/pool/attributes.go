@@ -71,9 +71,9 @@ var interfaceAttributes = []resourceapi.QualifiedName{"ifName", "defaultRoute", 
 
 // keepInterface sets the attributes of the network interface of a device that is allocated, or whose
 // claim has just ended. A snapshot lacks them while the interface is in a pod, and without them each
-// start and end of such a pod would change a slice. The values are those of the last pool or, after
-// a start of the agent, of the claim's record, which lacks the link layer. An interface that a
-// default route of the host uses is never moved to a pod.
+// start and end of such a pod would change a slice. The name is that of the claim's record, if the
+// claim moves the interface, and the other values are those of the last pool, which a started agent
+// may lack. An interface that a default route of the host uses is never moved to a pod.
 func (b *builder) keepInterface(device string, own discovery.Attributes) {
 	last := b.lastDevices[device].Attributes
 	moved := b.moved[device]
@@ -89,7 +89,7 @@ func (b *builder) keepInterface(device string, own discovery.Attributes) {
 	}
 	for _, name := range interfaceAttributes {
 		_, read := own[name]
-		if value, published := last[name]; published && (!read || name == "ifName" || name == "defaultRoute") {
+		if value, published := last[name]; published && (!read || name == "defaultRoute" && moved == "") {
 			own[name] = discovery.AttributeOf(value)
 		}
 	}

@@ -105,6 +105,7 @@ func TestInterfaceInPod(t *testing.T) {
 	for name, test := range map[string]struct{ got, want resourceslice.Pool }{
 		"a network plugin moved it":          {build(free, adapter(""), claim), free},
 		"the claim moved it":                 {build(free, adapter(""), moved), free},
+		"the claim moved it by another name": {build(build(resourceslice.Pool{}, adapter("ens0")), adapter(""), moved), free},
 		"the agent started again":            {build(resourceslice.Pool{}, adapter(""), moved), build(resourceslice.Pool{}, restarted)},
 		"it has another name by now":         {build(free, adapter("ens2"), claim), build(resourceslice.Pool{}, adapter("ens2"))},
 		"no claim has it":                    {build(free, adapter("")), without},
