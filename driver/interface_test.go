@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -159,6 +160,42 @@ func TestClaimEndsAreForgotten(t *testing.T) {
 		}
 		if kept != 2 {
 			t.Errorf("%d ends are in memory, want 2", kept)
+		}
+	})
+}
+
+// A claim that moves an interface by its name waits for the interface if the pod of the previous claim
+// has just ended.
+func TestPrepareWaitsForInterface(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.config.AcceptParameters = func(devices []discovery.Device, _ discovery.Parameters) error {
+			if devices[0].Attributes.String("ifName") == "" {
+				return errors.New("no interface")
+			}
+			return nil
+		}
+		offer := func(name string) {
+			d := rules.Offered{Device: discovery.Device{Name: "a", Family: "nic", Attributes: discovery.Attributes{}}}
+			d.Attributes.SetString("kind", "nic")
+			d.Attributes.SetString("ifName", name)
+			b.offers(d)
+		}
+		b.restart()
+		offer("eth0")
+		mustPrepare(t, b, claim("before", "a"))
+		offer("")
+		mustUnprepare(t, b, claim("before", "a"))
+		time.AfterFunc(5*time.Second, func() { offer("eth0") })
+		mustPrepare(t, b, claim("after", "a"))
+		mustUnprepare(t, b, claim("after", "a"))
+
+		offer("")
+		time.Sleep(2 * interfaceReturn)
+		began := time.Now()
+		mustRefuse(t, b, claim("late", "a"), "no interface")
+		if waited := time.Since(began); waited > 0 {
+			t.Errorf("a claim waited %v for an interface that does not return", waited)
 		}
 	})
 }

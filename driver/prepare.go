@@ -361,6 +361,12 @@ func (h *claimHandler) returnsFor(device *discovery.Device, now time.Time) time.
 	return interfaceReturn - now.Sub(end.(time.Time))
 }
 
+// mayGetInterface reports whether the network interface of a device may return from the pod of an
+// ended claim.
+func (h *claimHandler) mayGetInterface(device rules.Offered) bool {
+	return h.returnsFor(&device.Device, time.Now()) > 0
+}
+
 func isNetworkFunction(device *discovery.Device) bool {
 	return device.Attributes.String("kind") == "nic"
 }

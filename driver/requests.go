@@ -50,7 +50,11 @@ func (h *claimHandler) accept(results []allocation.Result, devices []rules.Offer
 	}
 	for _, request := range slices.Sorted(maps.Keys(given)) {
 		if err := h.config.AcceptParameters(rules.PlainDevices(given[request]), asked[request]); err != nil {
-			errs = append(errs, fmt.Errorf("request %s: parameters: %w", request, err))
+			err = fmt.Errorf("request %s: parameters: %w", request, err)
+			if slices.ContainsFunc(given[request], h.mayGetInterface) {
+				err = discovery.TransientError(err)
+			}
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

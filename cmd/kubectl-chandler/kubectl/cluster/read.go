@@ -133,6 +133,7 @@ func ListObjects[T any, L runtime.Object](ctx context.Context, read func(context
 	if err != nil {
 		return nil, err
 	}
+	items = []T{} // an empty list is not null in JSON
 	err = meta.EachListItem(all, func(object runtime.Object) error {
 		items = append(items, *any(object).(*T))
 		return nil
