@@ -114,7 +114,7 @@ func (l *Ledger) readClaim(uid types.UID, named []allocation.SealedDevice, past 
 	file := l.files.ClaimFile(uid)
 	data, err := l.files.Read(filepath.Join(allocation.ClaimsDir, string(uid)+allocation.ClaimExtension))
 	if err != nil {
-		sealed := allocation.Seal(uid, nil, named, l.config.Boot, past)
+		sealed := l.mergeSealed(allocation.Seal(uid, nil, named, l.config.Boot, past))
 		sealed.Unread = true
 		l.accounts.put(newSealedAccount(sealed))
 		return fmt.Errorf("record %s: %w; it is read again, and until then the devices that its claim may have stay with it", file, err)

@@ -184,16 +184,22 @@ func (l *Ledger) readSealed(s *allocation.Sealed) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read record %s: %w", l.files.ClaimFile(s.UID), err)
 	}
+	aside, err := l.files.AsideFiles(s.UID)
+	if err != nil {
+		return fmt.Errorf("read record %s: %w", l.files.ClaimFile(s.UID), err)
+	}
 	c, decodeErr := allocation.DecodeClaim(data)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if decodeErr == nil && c.UID == s.UID {
-		l.accounts.drop(s.Key())
 		l.accounts.put(exclusion.NewAccount(c, l.config.stateOf(c)))
-		return nil
+		if len(aside) == 0 {
+			l.accounts.drop(s.Key())
+			return nil
+		}
 	}
-	// The file is damaged and stays in place, or another program removed it. The claim keeps its
-	// devices until it ends.
+	// The file is damaged and stays in place, another program removed it, or the claim also has files
+	// that were set aside. The claim keeps the devices until it ends.
 	read := *s
 	read.Unread = false
 	l.accounts.put(newSealedAccount(&read))

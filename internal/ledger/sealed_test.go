@@ -180,6 +180,46 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 	}
 }
 
+// If neither the record nor a set-aside file of a claim can be read at present, or only the record,
+// the claim keeps the devices of both files, and its end removes both.
+func TestUnreadRecordBesideAsideFile(t *testing.T) {
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	for name, unread := range map[string]string{"both": "uid-c", "only the record": "uid-c" + allocation.ClaimExtension} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c := stocktest.Claim("c", s["a"])
+			c.Version, c.ReadableBy = allocation.Version+1, allocation.Version+1
+			b.mustGive(c, s)
+			b.open() // sets the record of a newer version aside
+			other := stocktest.Claim("c", s["b"])
+			b.mustGive(other, s)
+			b.disk.BeforeRead = func(name string) error {
+				if strings.HasPrefix(filepath.Base(name), unread) {
+					return syscall.EIO
+				}
+				return nil
+			}
+			b.open()
+			b.disk.BeforeRead = nil
+			b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim")
+			if err := b.ReconcileFiles(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if b.state(other) != allocation.Allocated {
+				t.Errorf("the claim is %v", b.state(other))
+			}
+			b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim")
+			if err := b.End(c.UID, s); err != nil {
+				t.Fatal(err)
+			}
+			b.mustGive(stocktest.Claim("other", s["a"]), s)
+			if left, _ := b.files.AsideFiles(c.UID); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
 // If a file that cannot be read at present is removed by another program, the claim keeps its
 // devices until it ends, also for the next agent.
 func TestUnreadFileIsRemoved(t *testing.T) {
