@@ -57,6 +57,7 @@ type Supervisor struct {
 	claims  map[string]*served
 	modes   map[string]string // by UUID of a GPU in exclusive mode: the UID of the claim
 	refuses bool              // the modes of GPUs cannot be changed
+	delayed string            // the claim whose next order is delayed
 }
 
 // New returns a supervisor without a process.
@@ -100,7 +101,9 @@ var errCrashed = errors.New("the supervisor has ended")
 
 // serve answers a request. It returns nil if the process ends first.
 func (s *Supervisor) serve(ended chan struct{}, r *http.Request) *http.Response {
-	if s.config.Chance.OneIn(4) { // the order of two requests may change
+	if r.Method == http.MethodPut && s.isDelayed(path.Base(r.URL.Path)) {
+		time.Sleep(time.Second + s.config.Chance.UpTo(3*time.Second))
+	} else if s.config.Chance.OneIn(4) { // the order of two requests may change
 		time.Sleep(s.config.Chance.UpTo(4 * time.Second))
 	}
 	uid, body, err := path.Base(r.URL.Path), []byte(nil), error(nil)
@@ -126,6 +129,31 @@ func (s *Supervisor) serve(ended chan struct{}, r *http.Request) *http.Response 
 		s.config.History.Log("supervisor: %s %s: %v", r.Method, uid, err)
 	}
 	return &http.Response{StatusCode: status, Body: io.NopCloser(bytes.NewReader(body)), Request: r}
+}
+
+// DelayOrder delays the next order to start the daemon of a claim.
+func (s *Supervisor) DelayOrder(claim types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delayed = string(claim)
+}
+
+// HasDelayed reports whether the order to be delayed has arrived.
+func (s *Supervisor) HasDelayed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.delayed == ""
+}
+
+// isDelayed reports whether an order is to be delayed, and forgets it.
+func (s *Supervisor) isDelayed(uid string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.delayed != uid {
+		return false
+	}
+	s.delayed = ""
+	return true
 }
 
 func (s *Supervisor) list() (all []wire.Claim) {
@@ -432,8 +460,9 @@ func (s *Supervisor) RefuseModes(refuses bool) {
 	s.refuses = refuses
 }
 
-// KillDaemon ends the daemon of a claim, and reports whether there was one.
-func (s *Supervisor) KillDaemon(random *rand.Rand) bool {
+// KillDaemon ends the daemon of the given claim or, if it has none, of any claim. It reports whether
+// there was a daemon.
+func (s *Supervisor) KillDaemon(random *rand.Rand, claim types.UID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var alive []*served
@@ -446,6 +475,9 @@ func (s *Supervisor) KillDaemon(random *rand.Rand) bool {
 		return false
 	}
 	c := chance.PickOne(random, alive...)
+	if i := slices.IndexFunc(alive, func(c *served) bool { return c.UID == string(claim) }); i >= 0 {
+		c = alive[i]
+	}
 	s.config.History.Log("the daemon of claim %s dies", c.UID)
 	s.config.Host.Exit(c.Process.PID)
 	if s.ended != nil {
