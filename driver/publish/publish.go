@@ -123,7 +123,7 @@ func (p *Publisher) Run(ctx context.Context, helper Helper) error {
 			reason = p.detectFeatures(ctx, s, reason)
 		case publish:
 			given := s.nextPool()
-			if n := len(given.Slices); s.last == nil && s.earlier == nil && n > 1 && len(given.Slices[n-2].Devices) > 0 {
+			if s.needsEarlier(given) {
 				s.wanted, s.earlier = nil, p.readSlices(ctx)
 				continue
 			}
@@ -190,9 +190,7 @@ func (p *Publisher) readSlices(ctx context.Context) *resourceslice.Pool {
 	defer cancel()
 	earlier := &resourceslice.Pool{}
 	list, err := draclient.New(p.config.KubeClient).ResourceSlices().List(ctx, metav1.ListOptions{
-		FieldSelector: fields.SelectorFromSet(fields.Set{
-			resourceapi.ResourceSliceSelectorDriver: discovery.Domain, resourceapi.ResourceSliceSelectorNodeName: p.config.NodeName,
-		}).String(),
+		FieldSelector:   SelectSlices(p.config.NodeName),
 		ResourceVersion: "0", // from the API server's cache, since the agents of a cluster may start together
 	})
 	if err != nil {
@@ -205,6 +203,13 @@ func (p *Publisher) readSlices(ctx context.Context) *resourceslice.Pool {
 		earlier.Slices = append(earlier.Slices, resourceslice.Slice{Devices: spec.Devices, SharedCounters: spec.SharedCounters})
 	}
 	return earlier
+}
+
+// SelectSlices returns the field selector of a node's ResourceSlices of this driver.
+func SelectSlices(node string) string {
+	return fields.SelectorFromSet(fields.Set{
+		resourceapi.ResourceSliceSelectorDriver: discovery.Domain, resourceapi.ResourceSliceSelectorNodeName: node,
+	}).String()
 }
 
 // publishPool gives the pool to the helper. Its first call blocks until the API server has listed

@@ -114,6 +114,14 @@ func (s *schedule) nextPool() *resourceslice.Pool {
 	return s.wanted
 }
 
+// needsEarlier reports whether the division of the devices depends on the pool of an earlier agent,
+// which was not read yet: before the first publication, if several slices have devices. Slices with
+// devices are the last ones.
+func (s *schedule) needsEarlier(given *resourceslice.Pool) bool {
+	n := len(given.Slices)
+	return s.last == nil && s.earlier == nil && n > 1 && len(given.Slices[n-2].Devices) > 0
+}
+
 // recordDetection stores the result of a detection. The next detection is due after the duration
 // again.
 func (s *schedule) recordDetection(err error, now time.Time, again time.Duration) {

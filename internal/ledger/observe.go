@@ -27,12 +27,12 @@ type listingState struct {
 	whole       bool                         // PodResources has listed all pods at least once
 	wholeSince  time.Time                    // time since when each answer has listed all pods, zero after an incomplete answer
 	lastRequest time.Time                    // time of the last request, zero if its answer was incomplete
-	ids         map[string]visible           // allocated IDs of any resource, with their containers
+	ids         map[string]listedID          // allocated IDs of any resource, with their containers
 	foreign     map[string]*allocation.Grant // allocations of other plugins
 }
 
-// visible is a present or recent ID in PodResources.
-type visible struct {
+// listedID is a present or recent ID in PodResources.
+type listedID struct {
 	resource, id, container string
 	missingSince            time.Time // time when PodResources first left out the ID
 }
@@ -80,8 +80,8 @@ func (gs *Grants) observeListing(at time.Time, said *kubeletapi.Listing, stock f
 }
 
 // idsIn returns the IDs of containers, by key, and the resources of each container.
-func idsIn(said *kubeletapi.Listing) (ids map[string]visible, running map[string]map[string]bool) {
-	ids, running = make(map[string]visible), make(map[string]map[string]bool)
+func idsIn(said *kubeletapi.Listing) (ids map[string]listedID, running map[string]map[string]bool) {
+	ids, running = make(map[string]listedID), make(map[string]map[string]bool)
 	for _, pod := range said.Pods {
 		for _, container := range pod.Containers {
 			name := kubeletapi.PodName(pod) + " " + container.Name
@@ -89,7 +89,7 @@ func idsIn(said *kubeletapi.Listing) (ids map[string]visible, running map[string
 			for _, devices := range container.Devices {
 				running[name][devices.ResourceName] = true
 				for _, id := range devices.DeviceIds {
-					ids[allocation.GrantKey(devices.ResourceName, id)] = visible{resource: devices.ResourceName, id: id, container: name}
+					ids[allocation.GrantKey(devices.ResourceName, id)] = listedID{resource: devices.ResourceName, id: id, container: name}
 				}
 			}
 		}
@@ -98,7 +98,7 @@ func idsIn(said *kubeletapi.Listing) (ids map[string]visible, running map[string
 }
 
 // storeListing stores the listing, and keeps missing IDs for a while.
-func (gs *Grants) storeListing(at time.Time, ids map[string]visible, whole bool) {
+func (gs *Grants) storeListing(at time.Time, ids map[string]listedID, whole bool) {
 	now := maps.Clone(ids)
 	for key, before := range gs.listing.ids {
 		if _, named := now[key]; named {
@@ -139,7 +139,7 @@ func (c *Config) gracePeriod(container string) time.Duration {
 }
 
 // confirmContainers sets the containers of grants, and reports whether any of them is new.
-func (gs *Grants) confirmContainers(at time.Time, ids map[string]visible) (changed bool) {
+func (gs *Grants) confirmContainers(at time.Time, ids map[string]listedID) (changed bool) {
 	for key, s := range ids {
 		a := gs.accounts.byKey[key]
 		if a == nil {
@@ -199,7 +199,7 @@ func (gs *Grants) PodsEnded(grants []*allocation.Grant) {
 // The device plugin API may reuse the ID earlier than DRA may use the device: the kubelet waits for
 // its own containers, but removes a force-deleted pod from its records at once, while the
 // containers still use up their grace period.
-func (gs *Grants) endAbsent(at time.Time, ids map[string]visible, running map[string]map[string]bool) (ended []allocation.Entry, changed bool) {
+func (gs *Grants) endAbsent(at time.Time, ids map[string]listedID, running map[string]map[string]bool) (ended []allocation.Entry, changed bool) {
 	for _, a := range gs.accounts.sorted() {
 		g, ok := a.Entry.(*allocation.Grant)
 		if !ok || a.State == allocation.Reserved {

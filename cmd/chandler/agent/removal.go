@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	draclient "k8s.io/dynamic-resource-allocation/client"
@@ -19,6 +18,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
+	"chandler.dev/driver/publish"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/ledger/allocation"
@@ -239,9 +239,7 @@ func (o *removalOrders) cleanRunDir(files disk.Files) error {
 // deleteSlices deletes the ResourceSlices of the node, including the taints of devices.
 func (o *removalOrders) deleteSlices(ctx context.Context) error {
 	client := draclient.New(o.config.Client).ResourceSlices()
-	list, err := client.List(ctx, metav1.ListOptions{
-		FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + discovery.Domain + "," + resourceapi.ResourceSliceSelectorNodeName + "=" + o.config.NodeName,
-	})
+	list, err := client.List(ctx, metav1.ListOptions{FieldSelector: publish.SelectSlices(o.config.NodeName)})
 	if apierrors.IsNotFound(err) { // an API server without DRA
 		return nil
 	}

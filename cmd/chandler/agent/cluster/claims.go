@@ -13,12 +13,12 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/driver/publish"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/podclaims"
@@ -266,10 +266,7 @@ func (n *Node) OfferedDevices(ctx context.Context) (map[string]SliceDevice, erro
 	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
 	offered := make(map[string]SliceDevice)
-	slices, err := n.claims.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
-		resourceapi.ResourceSliceSelectorDriver:   discovery.Domain,
-		resourceapi.ResourceSliceSelectorNodeName: n.name,
-	}).String()})
+	slices, err := n.claims.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: publish.SelectSlices(n.name)})
 	if apierrors.IsNotFound(err) {
 		return offered, nil
 	}
