@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"fmt"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -78,15 +77,10 @@ func (d daemonPod) replace(w *World) {
 
 // submitForGPU creates a pod with a claim for the GPU at an address.
 func (w *World) submitForGPU(address string, config []resourceapi.DeviceClaimConfiguration) *cluster.Pod {
-	p := w.cluster.NewPod("pod")
-	p.Claims = []string{p.Name + "-claim"}
-	claim := cluster.NewClaim(p.Claims[0], 1)
-	expression := fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, address)
-	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
-	claim.Spec.Devices.Config = config
-	w.server.Put(claim)
-	w.cluster.SubmitPod(p)
-	return p
+	return w.submitPod(func(claim *resourceapi.ResourceClaim) {
+		selectDevice(claim, atAddress(address))
+		claim.Spec.Devices.Config = config
+	})
 }
 
 // modesRefused makes changes of the modes of GPUs fail for a while. Meanwhile, another pod may request

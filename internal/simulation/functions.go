@@ -36,12 +36,22 @@ func (w *World) specifyFunction(claim *resourceapi.ResourceClaim, device *rules.
 		// The functions of one group go to vfio together, and the last pods want each function.
 		oneGroup := strings.Contains(device.Source, ":10.") && w.machine.Functions[4].OneGroup
 		vfio = device.Passthrough != nil && (device.Passthrough.Only || vfio && !oneGroup)
-		expression = fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, machine.AddressIn(device.Source))
+		expression = atAddress(machine.AddressIn(device.Source))
 	}
-	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	selectDevice(claim, expression)
 	if vfio {
 		claim.Spec.Devices.Config = machine.ConfigWith(machine.AsVFIO)
 	}
+}
+
+// selectDevice restricts the request of a claim to devices that match a CEL expression.
+func selectDevice(claim *resourceapi.ResourceClaim, expression string) {
+	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+}
+
+// atAddress returns a CEL expression that matches the devices with a PCI address.
+func atAddress(address string) string {
+	return fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, address)
 }
 
 // changedFunction returns an error text if a function without a user does not have its original state.

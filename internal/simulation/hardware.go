@@ -12,7 +12,6 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/chance"
-	"chandler.dev/internal/simulation/cluster"
 	"chandler.dev/internal/simulation/disk"
 	"chandler.dev/internal/simulation/machine"
 )
@@ -150,14 +149,11 @@ func leaveGroup(w *World) {
 		}
 		return nil
 	})
-	p := w.cluster.NewPod("pod")
-	p.Claims = []string{p.Name + "-claim"}
-	claim := cluster.NewClaim(p.Claims[0], 1)
-	device := w.machine.Devices[machine.DeviceName(chance.PickOne(w.random, "0000:04:00.0", "0000:04:00.1"))]
-	w.specifyFunction(claim, &device)
-	claim.Spec.Devices.Config = machine.ConfigWith(machine.AsVFIO)
-	w.server.Put(claim)
-	w.cluster.SubmitPod(p)
+	w.submitPod(func(claim *resourceapi.ResourceClaim) {
+		device := w.machine.Devices[machine.DeviceName(chance.PickOne(w.random, "0000:04:00.0", "0000:04:00.1"))]
+		w.specifyFunction(claim, &device)
+		claim.Spec.Devices.Config = machine.ConfigWith(machine.AsVFIO)
+	})
 	for range 300 { // 30 seconds, since the agent first publishes the present group
 		if writes.Load() {
 			break

@@ -110,6 +110,17 @@ func (w *World) makeClaim(name string) {
 	w.server.Put(claim)
 }
 
+// submitPod creates a pod with a claim of its own for one device, which specify may change.
+func (w *World) submitPod(specify func(*resourceapi.ResourceClaim)) *cluster.Pod {
+	p := w.cluster.NewPod("pod")
+	p.Claims = []string{p.Name + "-claim"}
+	claim := cluster.NewClaim(p.Claims[0], 1)
+	specify(claim)
+	w.server.Put(claim)
+	w.cluster.SubmitPod(p)
+	return p
+}
+
 // makeMonitor turns a pod into a monitor, which observes all devices regardless of their consumers,
 // by a claim with admin access.
 func (w *World) makeMonitor(p *cluster.Pod) {

@@ -31,7 +31,6 @@ func (h *Host) Reboot() {
 
 func (h *Host) bootHost() {
 	h.boots++
-	h.bootID = fmt.Sprintf("boot-%02d", h.boots)
 	for _, pid := range slices.Sorted(maps.Keys(h.processes.byPID)) {
 		h.processes.exit(pid)
 	}

@@ -37,7 +37,6 @@ type Host struct {
 	bus       bus
 	processes processes
 	boots     int
-	bootID    string        // of the present boot
 	stuck     chan struct{} // closed when hanging writes continue
 }
 
@@ -56,7 +55,7 @@ func New(text []byte) *Host {
 func (h *Host) BootID() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.bootID
+	return fmt.Sprintf("boot-%02d", h.boots)
 }
 
 // VanishFunction removes a PCI function from the machine, together with the given nodes. It reports
