@@ -75,7 +75,7 @@ var rare = map[string]string{
 	"the lock is released while a write goes on":                      "writesHang",
 	"a device is reset that has the name of another one":              "numbersReassigned",
 	"devices are reset whose pods are not known":                      "podUnseen",
-	"devices are handed over that processes have open":                "podUnseen",
+	"devices are handed over that processes have open":                "deviceKeptOpen",
 	"a spec without a record keeps nobody out":                        "stateWiped",
 	"a claim whose Unprepare failed is ended later":                   "joinedWhileEnding",
 	"names of directories that somebody removed are not synchronised": "stateWiped",

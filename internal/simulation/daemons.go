@@ -50,7 +50,7 @@ func (w *World) runDaemonPod() (d daemonPod) {
 		return d
 	}
 	d.gpu = chance.PickOne(w.random, w.cards...).Address
-	d.pod = w.submitForGPU(d.gpu, machine.ConfigWith(machine.AsMPS))
+	d.pod = w.submitForDevice(d.gpu, machine.ConfigWith(machine.AsMPS))
 	d.claim = w.server.Claim(cluster.Namespace, d.pod.Claims[0]).UID
 	for range 80 { // 20 seconds, if another pod has the GPU
 		if w.supervisor.LacksDaemon(d.claim) == "" {
@@ -66,17 +66,11 @@ func (d daemonPod) replace(w *World) {
 	if d.pod == nil {
 		return
 	}
-	w.cluster.DeletePod(d.pod, false)
-	w.submitForGPU(d.gpu, nil)
-	for range 20 {
-		time.Sleep(500 * time.Millisecond)
-		w.tendCluster()
-		w.check()
-	}
+	w.replacePod(d.pod, d.gpu)
 }
 
-// submitForGPU creates a pod with a claim for the GPU at an address.
-func (w *World) submitForGPU(address string, config []resourceapi.DeviceClaimConfiguration) *cluster.Pod {
+// submitForDevice creates a pod with a claim for the device at an address.
+func (w *World) submitForDevice(address string, config []resourceapi.DeviceClaimConfiguration) *cluster.Pod {
 	return w.submitPod(func(claim *resourceapi.ResourceClaim) {
 		selectDevice(claim, atAddress(address))
 		claim.Spec.Devices.Config = config

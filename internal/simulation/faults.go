@@ -9,15 +9,20 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
+	"chandler.dev/internal/reclaim"
 	"chandler.dev/internal/simulation/agents"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/chance"
 	"chandler.dev/internal/simulation/cluster"
 	"chandler.dev/internal/simulation/disk"
+	"chandler.dev/internal/simulation/usage"
 )
 
 // fault is a kind of fault.
@@ -40,6 +45,16 @@ func faultKinds() []fault {
 		}
 	}
 	return kinds
+}
+
+// drawnFaults returns the names of the faults that -often accepts.
+func drawnFaults() (names []string) {
+	for _, f := range allFaults() {
+		if f.strike != nil {
+			names = append(names, f.name)
+		}
+	}
+	return names
 }
 
 func allFaults() []fault {
@@ -65,6 +80,7 @@ func allFaults() []fault {
 		{"deletedWhilePrepared", 4, deletePrepared},
 		{"joinedWhileEnding", 4, joinEnding},
 		{"podUnseen", 0, podUnseen},       // with -often alone
+		{"deviceKeptOpen", 0, keepOpen},   // with -often alone
 		{"kubeletAlone", 0, kubeletAlone}, // with -often alone
 		{"apiDown", 3, apiDown},
 		{"apiSlow", 2, apiSlow},
@@ -369,6 +385,32 @@ func podUnseen(w *World) bool {
 	if p.Bound && apiDown(w) {
 		time.Sleep(p.Life + p.Lingers) // until an agent would reset the device
 		w.history.CountFault("podUnseen")
+	}
+	return true
+}
+
+// keepOpen lets a process of a pod keep its device open for a minute after the end of the container,
+// while another pod waits for the device. The administrator has requested reclaim of all devices.
+func keepOpen(w *World) bool {
+	if w.isDown() || !w.offersDRA() || !w.kubelet.IsUp() || len(w.agents.LivingAgents()) == 0 {
+		return false
+	}
+	w.settings.Reclaim = []discovery.Selection[reclaim.Rule]{reclaimsAll}
+	w.usage.Processes.SetReclaim(true)
+	w.tell(agent.Change{Settings: w.settings})
+	time.Sleep(usage.LearnTime)
+	makeRoom(w)
+	p := w.submitPod(func(claim *resourceapi.ResourceClaim) {
+		selectDevice(claim, `device.attributes["chandler.dev"].kind != "nic"`) // most adapters have no device nodes
+	})
+	p.Stubborn, p.Lingers = false, time.Minute
+	for range 80 { // 20 seconds, if another process still has a device open
+		if address := w.usage.Processes.DeviceOf(p.UID); address != "" {
+			w.replacePod(p, address)
+			w.history.CountFault("deviceKeptOpen")
+			break
+		}
+		time.Sleep(250 * time.Millisecond)
 	}
 	return true
 }

@@ -121,6 +121,18 @@ func (w *World) submitPod(specify func(*resourceapi.ResourceClaim)) *cluster.Pod
 	return p
 }
 
+// replacePod ends a pod with the device at an address, and creates another pod for the device, which
+// starts as soon as possible.
+func (w *World) replacePod(p *cluster.Pod, address string) {
+	w.cluster.DeletePod(p, false)
+	w.submitForDevice(address, nil)
+	for range 20 {
+		time.Sleep(500 * time.Millisecond)
+		w.tendCluster()
+		w.check()
+	}
+}
+
 // makeMonitor turns a pod into a monitor, which observes all devices regardless of their consumers,
 // by a claim with admin access.
 func (w *World) makeMonitor(p *cluster.Pod) {

@@ -40,7 +40,13 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	flag.StringVar(&often, "often", "", "a kind of fault that strikes ten times as often; its seeds are others than those without")
+	flag.Func("often", "a kind of fault that strikes ten times as often; its seeds are others than those without", func(name string) error {
+		if names := drawnFaults(); name != "" && !slices.Contains(names, name) {
+			return fmt.Errorf("the faults are %s", strings.Join(names, ", "))
+		}
+		often = name
+		return nil
+	})
 	flag.Parse()
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)

@@ -74,8 +74,11 @@ func (w *World) drawReclaim() (all []discovery.Selection[reclaim.Rule]) {
 		}
 		all = append(all, rule)
 	}
-	return append(all, discovery.Selection[reclaim.Rule]{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }})
+	return append(all, reclaimsAll)
 }
+
+// reclaimsAll is the rule to reclaim all devices, without a reset.
+var reclaimsAll = discovery.Selection[reclaim.Rule]{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }}
 
 // wantedForm returns the devices with the present configuration.
 func (w *World) wantedForm() machine.Form { return w.forms[len(w.forms)-1] }

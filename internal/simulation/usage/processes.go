@@ -135,6 +135,19 @@ func (a *Processes) ofPod(uid types.UID) (found []*running) {
 	return found
 }
 
+// DeviceOf returns the address of a device of a claim that a pod's process has open, "" if there is
+// none. The agents know the pod, and reclaim the device.
+func (a *Processes) DeviceOf(pod types.UID) string {
+	for _, p := range a.ofPod(pod) {
+		for _, u := range p.uses {
+			if p.known && !u.classic && len(u.nodes) > 0 && u.address != "" {
+				return u.address
+			}
+		}
+	}
+	return ""
+}
+
 // exit ends a process.
 func (a *Processes) exit(p *running) {
 	a.Host.Exit(p.pid)
