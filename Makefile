@@ -15,7 +15,7 @@ TAGS := grpcnotrace
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: bench-check bench-fleet build test test-all unit simulate simulate-more simulate-breaks e2e e2e-takeover e2e-harness e2e-page e2e-prometheus e2e-npd e2e-release \
+.PHONY: bench-check bench-fleet build test test-all unit simulate simulate-more simulate-breaks e2e e2e-takeover e2e-harness e2e-page e2e-prometheus e2e-npd e2e-karpenter e2e-release \
   e2e-machine e2e-guest-hotplug e2e-guest-passthrough e2e-guest-ondemand e2e-guest-provision e2e-guest-health e2e-guest-many e2e-guest-power e2e-guest-rest \
   e2e-skew e2e-skew-gates e2e-classic e2e-gpu flaky lint fmt generate manifests verify fuzz captures bench image image-host release vuln demo cluster cluster-stop clean help docs site screenshot
 
@@ -150,6 +150,9 @@ e2e-prometheus: $(TESTRUN) ## metrics, alerts and the dashboard in Prometheus
 
 e2e-npd: $(TESTRUN) ## the conditions of node-problem-detector
 	cd e2e/prometheus/node-problem-detector && $(E2E) .
+
+e2e-karpenter: $(TESTRUN) ## the allocator with which Karpenter decides about new nodes
+	cd e2e/karpenter && $(E2E) .
 
 e2e-release: $(TESTRUN) ## a release, built twice
 	cd e2e/release && $(E2E) ./...
