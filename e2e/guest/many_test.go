@@ -32,7 +32,7 @@ func TestMany(t *testing.T) {
 		echo 8086 1889 > /sys/bus/pci/drivers/uio_pci_generic/new_id
 		for f in /sys/bus/pci/drivers/pci-pf-stub/0*; do echo 64 > $f/sriov_numvfs; done`)
 	t.Logf("the kernel made them in %v", time.Since(began).Round(time.Second))
-	n := newNode(t, g, "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\nmode: DRA\n")
+	n := newNode(t, g, "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\nmode: DRA\nattributes: [vfIndex]\n") // a device for each function
 	began = time.Now()
 	agent := n.agent(t)
 	healthy := func() int {
