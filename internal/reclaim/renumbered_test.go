@@ -67,6 +67,28 @@ func TestRegisteredAgainDuringCheck(t *testing.T) {
 	})
 }
 
+// A function that was registered again is not reset, even if its attributes could not be read when
+// the claim got the device. The record has the inode, which no driver delays.
+func TestRegisteredAgainAfterReadOfKeyHung(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		hangs := make(chan struct{})
+		b.fsys = passthroughtest.HangFile(b.FS(), "vendor", hangs)
+		b.open()
+		b.gives("pod")
+		close(hangs)
+		stop := b.run()
+		b.ReturnFunction(address, "nvme", "3")
+		b.ends()
+		time.Sleep(time.Minute)
+		b.keeps("")
+		stop()
+		if got := b.ListWrites(); len(got) > 0 {
+			t.Errorf("writes %q", got)
+		}
+	})
+}
+
 // A function with unreadable attributes does not prevent claims from being prepared and from
 // ending. Its device is withheld until the device behind the name is certain.
 func TestReadOfAKeyHangs(t *testing.T) {

@@ -58,7 +58,8 @@ func (s *ruleSelector) ruleOf(r *record) (d discovery.Device, rule *Rule, why st
 const keyLimit = time.Second
 
 // keyOf returns the key of a device. A driver may block a read of its function. After the limit the
-// read continues in the background, and the key has only the parts that need no read.
+// read continues in the background, and the key has only the parts that need no read, such as the
+// inode.
 func (s *ruleSelector) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
 	read := make(chan discovery.DeviceKey, 1)
 	err := s.reads.OverdueCall(d.Source)
@@ -71,10 +72,11 @@ func (s *ruleSelector) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
 	if err == nil {
 		return <-read, nil
 	}
-	key := discovery.DeviceKey{Identity: d.Identity}
+	var key discovery.DeviceKey
 	if function, ok := sysfs.At(s.config.Host.FS, d.Source).PCIFunction(); ok {
-		key.Function = function.Name()
+		key = discovery.FunctionKey(s.config.Host, function.Path)
 	}
+	key.Identity = d.Identity
 	return key, err
 }
 
