@@ -290,13 +290,19 @@ func (j *Journal[T]) All() []*Record[T] {
 
 // Put writes a record before the host is changed, in place of the group's earlier record. If Put
 // returns an error, the host must not be changed. A record that may be on disk despite the error is
-// kept, see [disk.Files.Write]; the undo then finds nothing to do.
+// kept, see [disk.Files.Write]; the undo then finds nothing to do. A caller that finds the record
+// later calls [Journal.EnsureWritten] before it changes the host.
 func (j *Journal[T]) Put(r *Record[T]) error {
 	defer j.takeTurn()()
 	r.Boot, r.Trade = j.config.Boot, j.trade
 	there, err := j.write(r)
 	if there != disk.Old {
 		j.keepRecord(r)
+	}
+	if there == disk.Unknown {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.unwritten[r.Group] = true
 	}
 	return err
 }
@@ -372,14 +378,20 @@ func (j *Journal[T]) RestoreRecords() error {
 		errs = append(errs, j.removeTemporary())
 	}
 	for _, r := range j.All() {
-		j.mu.Lock()
-		due := j.unwritten[r.Group]
-		j.mu.Unlock()
-		if due || j.config.Files.IsMissing(j.File(r.Group)) {
-			errs = append(errs, j.restoreRecord(r.Group))
-		}
+		errs = append(errs, j.EnsureWritten(r.Group))
 	}
 	return errors.Join(errs...)
+}
+
+// EnsureWritten writes the record of a group if its file is missing or may be older than the record.
+func (j *Journal[T]) EnsureWritten(group string) error {
+	j.mu.Lock()
+	due := j.unwritten[group]
+	j.mu.Unlock()
+	if !due && !j.config.Files.IsMissing(j.File(group)) {
+		return nil
+	}
+	return j.restoreRecord(group)
 }
 
 func (j *Journal[T]) restoreRecord(group string) error {

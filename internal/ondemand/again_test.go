@@ -69,6 +69,32 @@ func TestCreatedOnTheFunctionThatWasRegisteredAgain(t *testing.T) {
 	})
 }
 
+// If an agent has no file descriptors left, it can neither write a record nor read it back. The next
+// attempt writes the record before it creates the unit, so that the agent after a kill removes the
+// unit.
+func TestRecordIsUncertain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		faulty := &disktest.Disk{}
+		k.disk = faulty
+		m := k.maker("1")
+		faulty.Before = func(disktest.Op, string) error { return syscall.EMFILE }
+		faulty.BeforeRead = func(string) error { return syscall.EMFILE }
+		if err := get(t.Context(), m, k.scan(), 0); err == nil {
+			t.Error("created without a record")
+		}
+		faulty.Before, faulty.BeforeRead = nil, nil
+		if err := get(t.Context(), m, k.scan(), 0); err != nil {
+			t.Fatal(err)
+		}
+		k.check(true)
+		if _, err := k.maker("1").RemoveUnit(t.Context(), "cell-0"); err != nil {
+			t.Error(err)
+		}
+		k.check(false)
+	})
+}
+
 // The disk fails in any operation of creating and removing a unit, and the agent is killed after
 // that. While the unit is there, its record is there too, and the next agent, whose disk works,
 // removes the unit.

@@ -126,7 +126,7 @@ func convert(unit string, data []byte) (*journal.Record[creation], error) {
 	return &journal.Record[creation]{Boot: r.Boot, Group: unit, Silicon: r.Silicon, Devices: r.Devices, Body: creation{Family: r.Family, Creation: r.Making}}, nil
 }
 
-// recordUnit records a unit before it is created, unless the record is already there. Nothing
+// recordUnit records a unit before it is created, unless the record is already on disk. Nothing
 // remains of an earlier attempt in another way; otherwise the family would have refused.
 func (m *Manager) recordUnit(d *discovery.Device) error {
 	unit := d.Creation.Unit
@@ -138,7 +138,7 @@ func (m *Manager) recordUnit(d *discovery.Device) error {
 	m.mu.Unlock()
 	if r := m.journal.Get(unit); r != nil {
 		if maps.Equal(r.Body.Creation.How, d.Creation.How) && m.isCurrent(r) {
-			return nil
+			return m.journal.EnsureWritten(unit)
 		}
 		names = union(names, r.Devices)
 	}

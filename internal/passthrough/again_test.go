@@ -261,6 +261,41 @@ func TestDiskFails(t *testing.T) {
 	}
 }
 
+// If an agent has no file descriptors left, it can neither write a record nor read it back. The next
+// attempt writes the record before it changes a function, so that the agent after a kill returns all
+// functions of the group.
+func TestRecordIsUncertain(t *testing.T) {
+	for _, half := range []bool{false, true} {
+		k := newKernel(t)
+		faulty := &disktest.Disk{}
+		place := k.journal("1")
+		place.Files = disk.Files{FS: faulty}
+		b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Family: "vfio", Journal: place, Wait: time.Millisecond, Busy: func(...sysfs.Device) error { return nil }})
+		if half { // the other function is plugged into the group later
+			k.ReturnFunction(other, "nvme", "4")
+			if _, err := take(t.Context(), b, device()); err != nil {
+				t.Fatal(err)
+			}
+			k.ReturnFunction(other, "nvme", "3")
+		}
+		faulty.Before = func(disktest.Op, string) error { return syscall.EMFILE }
+		faulty.BeforeRead = func(string) error { return syscall.EMFILE }
+		if _, err := take(t.Context(), b, device(other)); err == nil {
+			t.Error("taken without a record")
+		}
+		k.check("nvme", "(null)", other)
+		faulty.Before, faulty.BeforeRead = nil, nil
+		if _, err := take(t.Context(), b, device(other)); err != nil {
+			t.Fatal(err)
+		}
+		k.check("vfio-pci", "vfio-pci", first, other)
+		if err := giveAll(t.Context(), k.binder("1", nil)); err != nil {
+			t.Error(err)
+		}
+		k.check("nvme", "(null)", first, other)
+	}
+}
+
 // The same for the conversion of the records of an earlier version, which begins when the agent
 // starts.
 func TestDiskFailsDuringConversion(t *testing.T) {

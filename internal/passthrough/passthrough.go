@@ -309,6 +309,9 @@ func (b *Manager) recordFunctions(change driverChange, sources []string, to stri
 		}
 		current := before != nil && b.config.isCurrent(before)
 		if current && !before.Choose {
+			if err := b.journal.EnsureWritten(before.unit); err != nil {
+				return err
+			}
 			continue
 		}
 		if source == d.Source {
