@@ -206,6 +206,35 @@ func TestLeaseOfFunction(t *testing.T) {
 	})
 }
 
+// A function has at most one lease at a time, also for the same consumer: a delayed write outlasts the
+// attempt that began it, and the next attempt may have another name or other functions.
+func TestLeaseOfFunctionForSameConsumer(t *testing.T) {
+	b := newBench(t)
+	s := stocktest.New(inGroup("f0"), inGroup("f1"))
+	vm := stocktest.Claim("vm", s["f0"])
+	b.mustGive(vm, s)
+	function, sibling := discovery.DeviceKey{Function: "0000:03:00.0", Inode: 7}, discovery.DeviceKey{Function: "0000:03:00.1", Inode: 8}
+	change := allocation.Change{Name: "driver of 0000:03:00.0", Consumer: vm.Key(), Devices: []allocation.Hold{allocation.DeviceHold("f0", "")}, Functions: []discovery.DeviceKey{function}}
+	first, blocked := b.Leases.LeaseDevices(change, s)
+	if blocked != nil {
+		t.Fatal(blocked)
+	}
+	change.Functions = append(change.Functions, sibling) // plugged into the group
+	if _, blocked := b.Leases.LeaseDevices(change, s); blocked == nil || blocked.Kind != exclusion.Changing {
+		t.Errorf("leased twice: %v", blocked)
+	}
+	reset := allocation.Change{Name: "reset of f0", Consumer: vm.Key(), Previous: vm.Owner(), Functions: []discovery.DeviceKey{function}}
+	if _, blocked := b.Leases.LeaseDevices(reset, s); blocked == nil {
+		t.Error("leased for a reset while another change lasts")
+	}
+	first.Release()
+	second, blocked := b.Leases.LeaseDevices(change, s)
+	if blocked != nil {
+		t.Fatal(blocked)
+	}
+	second.Release()
+}
+
 // A function that the kernel has registered again under the same address is a different function:
 // an earlier lease does not cover the new function, and does not block others.
 func TestLeaseOfFunctionRegisteredAgain(t *testing.T) {

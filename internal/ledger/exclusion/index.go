@@ -182,14 +182,16 @@ func (x *Index) FindBlocked(q Query) *Blocked {
 	return nil
 }
 
-// blockedFunctions returns the lease that already covers one of the functions of the wanted lease.
+// blockedFunctions returns the lease that already covers one of the functions of the wanted lease. A
+// lease for the same consumer blocks too: it may be that of a delayed write. Only a nested lease,
+// whose consumer is the other lease, may have the same function.
 func (x *Index) blockedFunctions(q *Query) *Blocked {
 	if q.Lease == nil {
 		return nil
 	}
 	for _, function := range q.Lease.Functions {
 		for _, a := range x.byTerm[functionTerm(function)] {
-			if e, ok := a.Entry.(*allocation.LeaseEntry); ok && e.CoversFunction(function) && !q.exemptsAccount(a) {
+			if e, ok := a.Entry.(*allocation.LeaseEntry); ok && e.CoversFunction(function) && a.Key != q.OwnKey {
 				return a.NewBlocked(q.Lease.ChangedDevice(), q.Lease.ChangedDevice(), a.OwnerText(allocation.Owner{}))
 			}
 		}
