@@ -3,19 +3,26 @@ package ledger
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"chandler.dev/internal/ledger/allocation"
 )
 
-// sayBoot writes the present boot to the file boot. While the file has another boot, unreadable
-// records of claims count as records of an earlier boot, so sayBoot removes such records first.
+// sayBoot writes the present boot to the file boot, before the file of a claim is written. While the
+// file boot has another boot, unreadable records of claims count as records of an earlier boot, so
+// sayBoot removes such records first. If another program has removed all files of claims, sayBoot
+// records this loss: the next agent would not see it after one of the files is written again.
 func (l *Ledger) sayBoot() error {
 	defer l.writingBoot.takeTurn()()
 	l.mu.Lock()
 	booted := l.bootRecorded
 	l.mu.Unlock()
-	if _, err := l.files.Synced.Lstat(l.files.Path(allocation.BootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
+	lost := booted && l.lacksRecords()
+	if lost {
+		l.mu.Lock()
+		l.recordsLost = true
+		l.mu.Unlock()
+	}
+	if booted && !lost && !l.files.Synced.IsMissing(l.files.Path(allocation.BootFile)) {
 		return nil
 	}
 	if err := l.dropPast(true); err != nil {
@@ -28,6 +35,11 @@ func (l *Ledger) sayBoot() error {
 	defer l.mu.Unlock()
 	l.bootRecorded = true
 	return nil
+}
+
+// lacksRecords reports whether the directory of claims' files is missing.
+func (l *Ledger) lacksRecords() bool {
+	return l.files.Claims.IsMissing(l.files.Path(allocation.ClaimsDir))
 }
 
 // dropPast removes invalid files of an earlier boot: once the file boot has the present boot, their

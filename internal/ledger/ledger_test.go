@@ -412,8 +412,8 @@ func TestDirectoriesAreSynchronised(t *testing.T) {
 	}
 	above := "sync directory " + filepath.Base(filepath.Dir(b.config.Dir))
 	dirs := []string{above, "sync directory state", "sync directory state"}
-	want := slices.Concat(dirs, dirs, []string{"rename boot", "sync directory state", "rename uid-c.record"},
-		[]string{"rename uid-c.record"}, dirs, []string{"rename boot", "sync directory state"})
+	files := []string{"rename boot", "sync directory state", "rename uid-c.record"}
+	want := slices.Concat(dirs, dirs, files, dirs, files)
 	if !slices.Equal(did, want) {
 		t.Errorf("%q, want %q", did, want)
 	}

@@ -20,8 +20,12 @@ import (
 // Open reads all entries and makes their outputs match. The caller holds the node's lock. problems
 // are failed reads and writes, which [Ledger.Run] repeats.
 func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
-	_, err = l.files.Claims.Lstat(l.files.Path(allocation.ClaimsDir))
-	without := errors.Is(err, fs.ErrNotExist)
+	past, err := l.readBoot()
+	problems = append(problems, err)
+	if l.bootRecorded && l.lacksRecords() { // before the directory is created, which hides the loss
+		l.recordsLost = true
+		problems = append(problems, l.files.WriteSynced(allocation.BootFile, l.bootText()))
+	}
 	if err := l.files.MakeDirs(); err != nil {
 		return nil, fmt.Errorf("open ledger: %w", err)
 	}
@@ -31,12 +35,6 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 		return nil, fmt.Errorf("open ledger: %w", err)
 	}
 	problems = append(problems, err)
-	past, err := l.readBoot()
-	problems = append(problems, err)
-	if l.bootRecorded && without {
-		l.recordsLost = true
-		problems = append(problems, l.files.WriteSynced(allocation.BootFile, l.bootText()))
-	}
 	more, err := l.readClaims(named, past)
 	if err != nil {
 		return nil, fmt.Errorf("open ledger: %w", err)
@@ -72,7 +70,7 @@ func (l *Ledger) readBoot() (past bool, err error) {
 	}
 	boot, rest, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
 	l.bootRecorded = boot == l.config.Boot
-	l.recordsLost = l.bootRecorded && rest == wipedWord
+	l.recordsLost = l.recordsLost || l.bootRecorded && rest == wipedWord
 	return !l.bootRecorded && isBootID(boot, l.config.Boot), nil
 }
 
@@ -114,7 +112,7 @@ func (l *Ledger) readClaim(uid types.UID, named []allocation.SealedDevice, past 
 	file := l.files.ClaimFile(uid)
 	data, err := l.files.Read(filepath.Join(allocation.ClaimsDir, string(uid)+allocation.ClaimExtension))
 	if err != nil {
-		sealed := l.mergeSealed(allocation.Seal(uid, nil, named, l.config.Boot, past))
+		sealed := l.withOtherFiles(allocation.Seal(uid, nil, named, l.config.Boot, past))
 		sealed.Unread = true
 		l.accounts.put(newSealedAccount(sealed))
 		return fmt.Errorf("record %s: %w; it is read again, and until then the devices that its claim may have stay with it", file, err)
@@ -127,7 +125,7 @@ func (l *Ledger) readClaim(uid types.UID, named []allocation.SealedDevice, past 
 		l.accounts.put(exclusion.NewAccount(c, l.config.stateOf(c)))
 		return nil
 	}
-	sealed := l.mergeSealed(allocation.Seal(uid, data, named, l.config.Boot, past))
+	sealed := l.withOtherFiles(allocation.Seal(uid, data, named, l.config.Boot, past))
 	l.accounts.put(newSealedAccount(sealed))
 	if sealed.EarlierBoot {
 		return nil // a power failure damaged the file, and it is removed
@@ -147,15 +145,19 @@ func (config *Config) stateOf(c *allocation.Claim) allocation.State {
 	return allocation.Allocated
 }
 
-// mergeSealed merges a sealed entry with the claim's other sealed entry.
-func (l *Ledger) mergeSealed(s *allocation.Sealed) *allocation.Sealed {
+// withOtherFiles merges a sealed entry with the claim's other sealed entry.
+func (l *Ledger) withOtherFiles(s *allocation.Sealed) *allocation.Sealed {
 	if a := l.accounts.byKey[s.Key()]; a != nil {
-		other := a.Entry.(*allocation.Sealed)
-		s.Devices, s.AnyDevice = append(s.Devices, other.Devices...), s.AnyDevice || other.AnyDevice
-		s.EarlierBoot = s.EarlierBoot && other.EarlierBoot
-		s.Namespace, s.Name = cmp.Or(s.Namespace, other.Namespace), cmp.Or(s.Name, other.Name)
+		mergeSealed(s, a.Entry.(*allocation.Sealed))
 	}
 	return s
+}
+
+// mergeSealed adds the content of another file of the same claim to a sealed entry.
+func mergeSealed(s, other *allocation.Sealed) {
+	s.Devices, s.AnyDevice = append(s.Devices, other.Devices...), s.AnyDevice || other.AnyDevice
+	s.EarlierBoot = s.EarlierBoot && other.EarlierBoot
+	s.Namespace, s.Name = cmp.Or(s.Namespace, other.Namespace), cmp.Or(s.Name, other.Name)
 }
 
 // readAside reads a set-aside file. If the agent understands the file, as a newer version may, and
@@ -171,7 +173,7 @@ func (l *Ledger) readAside(uid types.UID, name string, named []allocation.Sealed
 			return nil
 		}
 	}
-	l.accounts.put(newSealedAccount(l.mergeSealed(allocation.Seal(uid, data, named, l.config.Boot, past))))
+	l.accounts.put(newSealedAccount(l.withOtherFiles(allocation.Seal(uid, data, named, l.config.Boot, past))))
 	return readErr
 }
 

@@ -139,6 +139,9 @@ func (l *Ledger) restoreClaim(c *allocation.Claim) error {
 	}
 	data, err := c.Encode()
 	if err == nil {
+		err = l.sayBoot()
+	}
+	if err == nil {
 		_, err = l.files.WriteClaim(c, data)
 	}
 	if err != nil {
@@ -189,9 +192,25 @@ func (l *Ledger) readSealed(s *allocation.Sealed) error {
 		return fmt.Errorf("read record %s: %w", l.files.ClaimFile(s.UID), err)
 	}
 	c, decodeErr := allocation.DecodeClaim(data)
+	isValid := decodeErr == nil && c.UID == s.UID
+	read := *s
+	read.Unread = false
+	if s.AnyDevice { // without a CDI spec, only the files name the devices
+		read = allocation.Sealed{UID: s.UID}
+		if !isValid {
+			mergeSealed(&read, allocation.Seal(s.UID, data, nil, l.config.Boot, false))
+		}
+		for _, file := range aside {
+			data, err := l.files.Claims.Read(file)
+			if err != nil {
+				return fmt.Errorf("read record %s: %w", file, err)
+			}
+			mergeSealed(&read, allocation.Seal(s.UID, data, nil, l.config.Boot, false))
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if decodeErr == nil && c.UID == s.UID {
+	if isValid {
 		l.accounts.put(exclusion.NewAccount(c, l.config.stateOf(c)))
 		if len(aside) == 0 {
 			l.accounts.drop(s.Key())
@@ -200,8 +219,6 @@ func (l *Ledger) readSealed(s *allocation.Sealed) error {
 	}
 	// The file is damaged and stays in place, another program removed it, or the claim also has files
 	// that were set aside. The claim keeps the devices until it ends.
-	read := *s
-	read.Unread = false
 	l.accounts.put(newSealedAccount(&read))
 	return nil
 }

@@ -220,6 +220,39 @@ func TestUnreadRecordBesideAsideFile(t *testing.T) {
 	}
 }
 
+// A claim without a CDI spec whose record cannot be read at first may have any device. Once its record
+// and its set-aside file were read, it has only the devices that they name.
+func TestUnreadRecordIsReadLater(t *testing.T) {
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129), stocktest.NewGPU("free", 130))
+	for _, newer := range []bool{false, true} {
+		b := newBench(t)
+		c := stocktest.Claim("c", s["a"])
+		c.Version, c.ReadableBy = allocation.Version+1, allocation.Version+1
+		b.mustGive(c, s)
+		b.open() // sets the record of a newer version aside
+		other := stocktest.Claim("c", s["b"])
+		if newer {
+			other.Version, other.ReadableBy = allocation.Version+1, allocation.Version+1
+		}
+		b.mustGive(other, s)
+		b.disk.BeforeRead = func(name string) error {
+			if filepath.Base(name) == "uid-c"+allocation.ClaimExtension {
+				return syscall.EIO
+			}
+			return nil
+		}
+		b.open()
+		b.disk.BeforeRead = nil
+		b.mustRefuse(stocktest.Claim("other", s["free"]), s, "it may have any device")
+		if err := b.ReconcileFiles(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim")
+		b.mustRefuse(stocktest.Claim("other", s["b"]), s, "in use by claim")
+		b.mustGive(stocktest.Claim("other", s["free"]), s)
+	}
+}
+
 // If a file that cannot be read at present is removed by another program, the claim keeps its
 // devices until it ends, also for the next agent.
 func TestUnreadFileIsRemoved(t *testing.T) {
@@ -621,6 +654,84 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 			other.Boot = "boot-2"
 			b.mustGive(other, s)
 		})
+	}
+}
+
+// The loss of the claims' files is noted even if the agent that found the loss could not open the
+// ledger, or was killed meanwhile.
+func TestLossIsNotedBeforeDirectoryIsCreated(t *testing.T) {
+	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
+	for _, killed := range []bool{false, true} {
+		b := newBench(t)
+		s := stocktest.New(stocktest.NewGPU("a", 128))
+		b.mustGive(stocktest.Claim("earlier", s["a"]), s)
+		b.reboot("boot-2") // the first agent on a node assumes a loss until a reboot
+		c := stocktest.Claim("c", s["a"])
+		c.UID, c.Boot = uid, "boot-2"
+		b.mustGive(c, s)
+		if err := os.RemoveAll(b.files.Path(allocation.ClaimsDir)); err != nil {
+			t.Fatal(err)
+		}
+		b.config.Listings = true
+		b.notes.unlisted = syscall.EMFILE
+		b.Ledger = New(b.config)
+		b.SetOutputs(b.notes)
+		if _, err := b.Open(t.Context()); err == nil {
+			t.Fatal("opened without the list of specs")
+		}
+		b.notes.unlisted = nil
+		if killed {
+			b.open()
+		} else if _, err := b.Open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Grants.ObserveListing(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), always(s)); err != nil {
+			t.Fatal(err)
+		}
+		b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim with UID "+uid)
+	}
+}
+
+// Another program removes the files of all claims while the agent runs. The agent is killed after it
+// has prepared a claim, or while it writes the lost files again. The next agent learns of the loss.
+func TestLossIsNotedBeforeNextRecord(t *testing.T) {
+	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
+	for _, restored := range []bool{false, true} {
+		b := newBench(t)
+		s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+		b.mustGive(stocktest.Claim("earlier", s["a"]), s)
+		b.reboot("boot-2") // the first agent on a node assumes a loss until a reboot
+		for i, device := range []string{"a", "b"} {
+			c := stocktest.Claim("c", s[device])
+			c.UID, c.Boot = types.UID([]string{uid, "a first claim"}[i]), "boot-2"
+			b.mustGive(c, s)
+		}
+		if restored {
+			if err := os.RemoveAll(b.files.Path(allocation.ClaimsDir)); err != nil {
+				t.Fatal(err)
+			}
+			b.disk.Before = func(op disktest.Op, name string) error {
+				if strings.HasPrefix(filepath.Base(name), uid) {
+					return syscall.EIO
+				}
+				return nil
+			}
+			_ = b.ReconcileFiles(t.Context())
+			b.disk.Before = nil
+		} else {
+			if err := os.RemoveAll(b.config.Dir); err != nil {
+				t.Fatal(err)
+			}
+			next := stocktest.Claim("next", open)
+			next.Boot = "boot-2"
+			b.mustGive(next, s)
+		}
+		b.config.Listings = true
+		b.open()
+		if err := b.Grants.ObserveListing(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), always(s)); err != nil {
+			t.Fatal(err)
+		}
+		b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim with UID "+uid)
 	}
 }
 
