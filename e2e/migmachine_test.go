@@ -177,7 +177,7 @@ func legal(all map[int][]gpuInstance) error {
 		seen := make(map[string]bool)
 		for i := range instances {
 			place := fmt.Sprintf("%s@%d", profilesOfMock[gpu][instances[i].Profile], instances[i].Start)
-			err := guide.Cut(place)
+			err := guide.CreateInstance(place)
 			if err == nil && seen[place] {
 				err = errors.New("it is there twice")
 			}

@@ -56,8 +56,8 @@ type options struct {
 
 	again chan struct{} // requests for a scan; room for one
 
-	gpu, cut, remove, uuid string
-	hasBegun               bool
+	gpu, create, remove, uuid string
+	hasBegun                  bool
 }
 
 func main() {
@@ -74,7 +74,7 @@ func main() {
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
 	flag.DurationVar(&o.interval, "interval", 10*time.Second, "time to wait for GPU errors between scans; with --files, the time limit")
 	flag.BoolVar(&o.watch, "watch", false, "run until standard input is closed, and scan again at each line")
-	flag.StringVar(&o.cut, "create", "", "create a MIG instance at a `place` of the GPU, such as 1g.10gb@4, with its device nodes, print it, and exit; an existing instance is not an error")
+	flag.StringVar(&o.create, "create", "", "create a MIG instance at a `place` of the GPU, such as 1g.10gb@4, with its device nodes, print it, and exit; an existing instance is not an error")
 	flag.StringVar(&o.remove, "remove", "", "remove the MIG instance at a `place` of the GPU, and exit; a missing instance is not an error")
 	flag.StringVar(&o.gpu, "gpu", "", "the PCI `address` of the GPU to change")
 	flag.StringVar(&o.uuid, "uuid", "", "remove the instance only if this is its `UUID`")
@@ -112,9 +112,9 @@ func renamed(flags *flag.FlagSet, previous, name string) {
 func (o *options) run(out io.Writer) error {
 	lib := o.load()
 	if ret := lib.Init(); ret != nvml.SUCCESS {
-		return o.refuseCut(out, fmt.Errorf("load NVML: %s", describeReturn(ret)))
+		return o.refuseCreation(out, fmt.Errorf("load NVML: %s", describeReturn(ret)))
 	}
-	if o.cut != "" || o.remove != "" {
+	if o.create != "" || o.remove != "" {
 		return o.changeInstance(lib, out, os.Stderr)
 	}
 	addresses, err := listGPUs(o.gpus)

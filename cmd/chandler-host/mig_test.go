@@ -75,8 +75,8 @@ func TestProfilesUnknown(t *testing.T) {
 			if got := read(t, r)[0].Profiles; len(got) > 0 {
 				t.Errorf("profiles %v", got)
 			}
-			if _, err := do(m, options{cut: "1g.10gb@0"}); err == nil {
-				t.Error("something was cut")
+			if _, err := do(m, options{create: "1g.10gb@0"}); err == nil {
+				t.Error("an instance was created")
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func TestModeIsNotToldForAMoment(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := do(m, options{cut: "2g.10gb@2"}); err != nil {
+			if _, err := do(m, options{create: "2g.10gb@2"}); err != nil {
 				t.Fatal(err)
 			}
 			before := read(t, r)[0]
@@ -153,7 +153,7 @@ func TestPlacesAreNotToldForAMoment(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := machine(t, gpus.A100_SXM4_40GB)
-			if _, err := do(m, options{cut: "2g.10gb@2"}); err != nil {
+			if _, err := do(m, options{create: "2g.10gb@2"}); err != nil {
 				t.Fatal(err)
 			}
 			r, err := newReader(m, []string{"0000:00:00.0"})
@@ -203,7 +203,7 @@ func TestKindsOfNone(t *testing.T) {
 			t.Errorf("profile %+v", p)
 		}
 	}
-	if _, err := do(m, options{cut: "1g.5gb@0"}); err != nil {
+	if _, err := do(m, options{create: "1g.5gb@0"}); err != nil {
 		t.Error(err)
 	}
 }
@@ -229,7 +229,7 @@ func TestInstanceIsOfTheProfileListed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := do(m, options{cut: "1g.5gb+me@1"}); err != nil {
+	if _, err := do(m, options{create: "1g.5gb+me@1"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := read(t, r)[0].Instances; len(got) != 1 || got[0].Profile != "1g.5gb+me" {

@@ -41,12 +41,12 @@ func (p *place) String() string { return fmt.Sprintf("%s@%d", p.profile.Name, p.
 // changeInstance creates or removes an instance, as the flags request, and writes the result of a
 // creation. After an error, the GPU's state is uncertain.
 func (o *options) changeInstance(lib nvml.Interface, out, errOut io.Writer) error {
-	if (o.cut == "") == (o.remove == "") {
+	if (o.create == "") == (o.remove == "") {
 		return errors.New("either --create or --remove")
 	}
-	c, err := newCutter(lib, o.gpu)
+	c, err := newPartitioner(lib, o.gpu)
 	if err != nil {
-		return o.refuseCut(out, err)
+		return o.refuseCreation(out, err)
 	}
 	c.hasBegun = o.hasBegun
 	c.proc, c.dev, c.errOut = filepath.Join(o.hostRoot, "proc"), filepath.Join(o.hostRoot, "dev"), errOut
@@ -57,32 +57,32 @@ func (o *options) changeInstance(lib nvml.Interface, out, errOut io.Writer) erro
 		}
 		return err
 	}
-	p, err := c.parsePlace(o.cut)
+	p, err := c.parsePlace(o.create)
 	if err != nil {
-		return o.refuseCut(out, err)
+		return o.refuseCreation(out, err)
 	}
-	made, left, err := c.cut(p)
+	made, left, err := c.createInstance(p)
 	if left {
 		return err
 	}
 	if err != nil {
-		made = facts.Cut{Refused: err.Error()}
+		made = facts.CreatedInstance{Refused: err.Error()}
 	}
 	return json.NewEncoder(out).Encode(made)
 }
 
-// refuseCut writes the reason for which no instance was created. If the caller has begun a
-// creation, an instance may still exist; in this case, as for a removal, refuseCut returns the
+// refuseCreation writes the reason for which no instance was created. If the caller has begun a
+// creation, an instance may still exist; in this case, as for a removal, refuseCreation returns the
 // error instead.
-func (o *options) refuseCut(out io.Writer, err error) error {
-	if o.cut == "" || o.hasBegun {
+func (o *options) refuseCreation(out io.Writer, err error) error {
+	if o.create == "" || o.hasBegun {
 		return err
 	}
-	return json.NewEncoder(out).Encode(facts.Cut{Refused: err.Error()})
+	return json.NewEncoder(out).Encode(facts.CreatedInstance{Refused: err.Error()})
 }
 
-// newCutter opens a GPU in MIG mode.
-func newCutter(lib nvml.Interface, address string) (*partitioner, error) {
+// newPartitioner opens a GPU in MIG mode.
+func newPartitioner(lib nvml.Interface, address string) (*partitioner, error) {
 	device, ret := lib.DeviceGetHandleByPciBusId(address)
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("open GPU %s: %s", address, describeReturn(ret))
@@ -152,21 +152,21 @@ func (c *partitioner) at(p *place) (at nvml.GpuInstance, number int, err error) 
 // errNotOurs is the error for a foreign GPU instance without a compute instance.
 var errNotOurs = errors.New("another program has created its GPU instance, without a compute instance")
 
-// cut creates an instance at a place, or uses the existing one. A GPU instance without a compute
+// createInstance creates an instance at a place, or uses the existing one. A GPU instance without a compute
 // instance is used only if the caller has begun the creation, for example before this program was
 // killed. If the creation fails, the new GPU instance is removed. With an error, left reports
 // whether a GPU instance of the caller or of this call may remain.
-func (c *partitioner) cut(p *place) (made facts.Cut, left bool, err error) {
+func (c *partitioner) createInstance(p *place) (made facts.CreatedInstance, left bool, err error) {
 	instance, number, err := c.at(p)
 	if err != nil {
-		return made, c.hasBegun && !errors.Is(err, errInTheWay), fmt.Errorf("cut %s: %w", p, err)
+		return made, c.hasBegun && !errors.Is(err, errInTheWay), fmt.Errorf("create %s: %w", p, err)
 	}
 	found := instance != nil
 	if !found {
 		info := p.info
 		var ret nvml.Return
 		if instance, ret = c.device.CreateGpuInstanceWithPlacement(&info, &p.at); ret != nvml.SUCCESS {
-			return made, false, fmt.Errorf("cut %s: create its GPU instance: %s", p, describeReturn(ret))
+			return made, false, fmt.Errorf("create %s: create its GPU instance: %s", p, describeReturn(ret))
 		}
 	}
 	made.Found = found && !c.hasBegun
@@ -178,7 +178,7 @@ func (c *partitioner) cut(p *place) (made facts.Cut, left bool, err error) {
 				err, left = errors.Join(err, fmt.Errorf("remove its GPU instance again: %s", describeReturn(ret))), true
 			}
 		}
-		return facts.Cut{}, left, fmt.Errorf("cut %s: %w", p, err)
+		return facts.CreatedInstance{}, left, fmt.Errorf("create %s: %w", p, err)
 	}
 	if found {
 		made.GI = number

@@ -33,7 +33,7 @@ func machine(t *testing.T, configs ...gpus.Config) *mocked.Machine {
 }
 
 // do runs the program once with the given flags. It returns an error if no instance was created.
-func do(m *mocked.Machine, o options) (made facts.Cut, err error) {
+func do(m *mocked.Machine, o options) (made facts.CreatedInstance, err error) {
 	o.gpu = "0000:00:00.0"
 	if o.hostRoot == "" {
 		o.hostRoot = "/nowhere"
@@ -42,7 +42,7 @@ func do(m *mocked.Machine, o options) (made facts.Cut, err error) {
 	if err := o.changeInstance(m, &out, io.Discard); err != nil {
 		return made, err
 	}
-	if o.cut != "" {
+	if o.create != "" {
 		err = json.Unmarshal(out.Bytes(), &made)
 	}
 	if made.Refused != "" {
@@ -66,13 +66,13 @@ func TestCreateAndRemovePartitions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := do(m, options{cut: "3g.40gb@4"})
+	made, err := do(m, options{create: "3g.40gb@4"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := do(m, options{cut: "3g.40gb@4"})
+	again, err := do(m, options{create: "3g.40gb@4"})
 	if err != nil || again.UUID != made.UUID || made.UUID == "" || made.Found || !again.Found {
-		t.Errorf("cut twice: %+v and %+v, %v", made, again, err)
+		t.Errorf("created twice: %+v and %+v, %v", made, again, err)
 	}
 	got := read(t, r)[0].Instances
 	if len(got) != 1 || got[0].UUID != made.UUID || got[0].Profile != "3g.40gb" || *got[0].Placement != (facts.Placement{Start: 4, Size: 4}) || got[0].GI != made.GI {
@@ -85,7 +85,7 @@ func TestCreateAndRemovePartitions(t *testing.T) {
 		"3g.40gb":   "want PROFILE@START",
 		"5g.50gb@0": "the GPU has no place",
 	} {
-		_, err := do(m, options{cut: place})
+		_, err := do(m, options{create: place})
 		refused(t, err, want)
 	}
 	if _, err := do(m, options{remove: "1g.10gb@5"}); err != nil {
@@ -110,7 +110,7 @@ func TestCreateAndRemovePartitions(t *testing.T) {
 	if left := m.Instances(0); len(left) > 0 {
 		t.Errorf("left: %+v", left)
 	}
-	_, err = do(m, options{cut: "1g.10gb@0", remove: "1g.10gb@0"})
+	_, err = do(m, options{create: "1g.10gb@0", remove: "1g.10gb@0"})
 	refused(t, err, "either")
 }
 
@@ -128,14 +128,14 @@ func TestCreationFails(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
 	for _, step := range []string{"create-gi", "create-ci"} {
 		fail(m, step)
-		_, err := do(m, options{cut: "2g.10gb@2"})
+		_, err := do(m, options{create: "2g.10gb@2"})
 		refused(t, err, "create its")
 		if left := m.Instances(0); len(left) > 0 {
 			t.Errorf("%s failed, and left %+v", step, left)
 		}
 	}
 	fail(m, "create-ci", "destroy-gi")
-	made, err := do(m, options{cut: "2g.10gb@2"})
+	made, err := do(m, options{create: "2g.10gb@2"})
 	refused(t, err, "remove its GPU instance again")
 	if made.Refused != "" {
 		t.Errorf("something is left, and it is said that nothing was: %+v", made)
@@ -148,8 +148,8 @@ func TestCreationFails(t *testing.T) {
 	if got := read(t, r)[0].Empty; len(got) != 1 || got[0] != (facts.Empty{Placement: facts.Placement{Start: 2, Size: 2}, Profile: "2g.10gb"}) {
 		t.Errorf("GPU instances that nothing computes in: %+v", got)
 	}
-	if made, err := do(m, options{cut: "2g.10gb@2", hasBegun: true}); err != nil || made.UUID == "" || made.Found {
-		t.Errorf("cut what was left half made: %+v, %v", made, err)
+	if made, err := do(m, options{create: "2g.10gb@2", hasBegun: true}); err != nil || made.UUID == "" || made.Found {
+		t.Errorf("created what was left half created: %+v, %v", made, err)
 	}
 	fail(m, "destroy-gi")
 	_, err = do(m, options{remove: "2g.10gb@2"})
@@ -165,7 +165,7 @@ func TestCreationFails(t *testing.T) {
 // begun its creation.
 func TestHalfCreatedByAnotherProgram(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
-	c, err := newCutter(m, "0000:00:00.0")
+	c, err := newPartitioner(m, "0000:00:00.0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestHalfCreatedByAnotherProgram(t *testing.T) {
 	if _, ret := c.device.CreateGpuInstanceWithPlacement(&p.info, &p.at); ret != nvml.SUCCESS {
 		t.Fatal(ret)
 	}
-	made, err := do(m, options{cut: "2g.10gb@0"})
+	made, err := do(m, options{create: "2g.10gb@0"})
 	refused(t, err, "another program has created its GPU instance")
 	if made.Refused == "" {
 		t.Error("it is not said that nothing was left")
@@ -187,7 +187,7 @@ func TestHalfCreatedByAnotherProgram(t *testing.T) {
 	if now := m.Instances(0); len(now) != 1 || len(now[0].Parts) > 0 {
 		t.Errorf("it is %+v now", now)
 	}
-	if made, err := do(m, options{cut: "2g.10gb@0", hasBegun: true}); err != nil || made.Found {
+	if made, err := do(m, options{create: "2g.10gb@0", hasBegun: true}); err != nil || made.Found {
 		t.Errorf("what the caller has begun: %+v, %v", made, err)
 	}
 }
@@ -195,7 +195,7 @@ func TestHalfCreatedByAnotherProgram(t *testing.T) {
 // A divided instance is neither allocated as a whole nor removed.
 func TestDivided(t *testing.T) {
 	m := machine(t, gpus.A100_SXM4_40GB)
-	c, err := newCutter(m, "0000:00:00.0")
+	c, err := newPartitioner(m, "0000:00:00.0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestDivided(t *testing.T) {
 	if _, err := createCompute(instance, 1); err != nil {
 		t.Fatal(err)
 	}
-	_, err = do(m, options{cut: "2g.10gb@0"})
+	_, err = do(m, options{create: "2g.10gb@0"})
 	refused(t, err, "divided")
 	_, err = do(m, options{remove: "2g.10gb@0"})
 	refused(t, err, "divided")
@@ -226,7 +226,7 @@ func TestMakeNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := options{cut: "1g.10gb@3", hostRoot: dir}
+	o := options{create: "1g.10gb@3", hostRoot: dir}
 	if err := os.WriteFile(filepath.Join(dir, "proc/devices"), []byte("Character devices:\n195 nvidia\n506 nvidia-caps\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +280,7 @@ func TestNodesOfWhichTheDriverWantsNone(t *testing.T) {
 func TestCreatePartitionsAtRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	m := machine(t, gpus.H200_SXM5_141GB)
-	c, err := newCutter(m, "0000:00:00.0")
+	c, err := newPartitioner(m, "0000:00:00.0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +293,7 @@ func TestCreatePartitionsAtRandom(t *testing.T) {
 				t.Fatal(err)
 			}
 			delete(there, place)
-		} else if _, err := do(m, options{cut: place}); err == nil {
+		} else if _, err := do(m, options{create: place}); err == nil {
 			there[place] = true
 		}
 		if now := m.Instances(0); len(now) != len(there) {
@@ -310,7 +310,7 @@ func TestErrorsGoWithTheirInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := do(m, options{cut: "3g.20gb@0"})
+	made, err := do(m, options{create: "3g.20gb@0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestErrorsGoWithTheirInstance(t *testing.T) {
 	if _, err := do(m, options{remove: "3g.20gb@0"}); err != nil {
 		t.Fatal(err)
 	}
-	again, err := do(m, options{cut: "4g.20gb@0"}) // without a read in between
+	again, err := do(m, options{create: "4g.20gb@0"}) // without a read in between
 	if err != nil || again.GI != made.GI {
 		t.Fatalf("made %+v, then %+v, %v", made, again, err)
 	}

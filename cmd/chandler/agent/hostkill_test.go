@@ -263,7 +263,7 @@ var killedHosts = map[string]func(k *passthroughtest.Kernel) *killedHost{
 		function := "sys/devices/pci0000:00/0000:00:01.0/" + migtest.Address
 		k.File(function+"/vendor", "0x10de\n")
 		k.Link("sys/bus/pci/devices/"+migtest.Address, "../../../"+strings.TrimPrefix(function, "sys/"))
-		_ = gpu.Cut("1g.10gb@6") // by an administrator; it is checked
+		_ = gpu.CreateInstance("1g.10gb@6") // by an administrator; it is checked
 		h := &killedHost{fs: gpu, change: "partitions", families: []*discovery.Family{nvidia.Family}, partition: gpu.ChangePartition,
 			first: wished{migtest.Device + "-mig-2g-20gb-at-2", ""}, next: wished{migtest.Device + "-mig-1g-10gb-at-2", ""}, plain: wished{migtest.Device + "-mig-1g-10gb-at-6", ""}}
 		h.settings.Partition = partitionAll

@@ -241,7 +241,7 @@ func TestAgentReplacesIdleMIGPartitions(t *testing.T) {
 func TestAgentKeepsMIGPartitionsCreatedByHand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newMIGNode(t)
-		if err := c.Cut("3g.40gb@4"); err != nil {
+		if err := c.CreateInstance("3g.40gb@4"); err != nil {
 			t.Fatal(err)
 		}
 		stop := c.start()
@@ -265,7 +265,7 @@ func TestAgentKeepsMIGPartitionsCreatedByHandMeanwhile(t *testing.T) {
 		c := newMIGNode(t)
 		c.Refuse = func(arg string) error {
 			if arg == "--create=1g.10gb@0" {
-				return c.Cut("1g.10gb@0")
+				return c.CreateInstance("1g.10gb@0")
 			}
 			return nil
 		}
@@ -275,7 +275,7 @@ func TestAgentKeepsMIGPartitionsCreatedByHandMeanwhile(t *testing.T) {
 		second()
 		c.pause(time.Second)
 		c.Remove("2g.20gb@4")
-		if err := c.Cut("2g.20gb@4"); err != nil {
+		if err := c.CreateInstance("2g.20gb@4"); err != nil {
 			t.Fatal(err)
 		}
 		c.pause(time.Hour)

@@ -96,7 +96,7 @@ func createInstance(t *testing.T, n *Informant, host *discovery.Host) {
 			}
 		}
 	}
-	free := until("it could be cut", func(d discovery.Device) bool { return d.Creation != nil && d.Health.Status == discovery.Healthy })
+	free := until("it could be created", func(d discovery.Device) bool { return d.Creation != nil && d.Health.Status == discovery.Healthy })
 	change := func(work discovery.Work, err error) {
 		t.Helper()
 		if err == nil {

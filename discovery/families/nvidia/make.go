@@ -22,7 +22,7 @@ import (
 // instance belongs to another user.
 const (
 	stateOf  = "state"
-	cut      = "cut"      // the instance exists
+	exists   = "cut"      // the instance exists
 	removing = "removing" // the instance may exist, possibly only in part
 
 	uuidOf     = "uuid"        // empty if unknown
@@ -30,7 +30,7 @@ const (
 )
 
 // isIncomplete reports whether an agent began to create or remove an instance and did not finish.
-func isIncomplete(how map[string]string) bool { return how[stateOf] != cut }
+func isIncomplete(how map[string]string) bool { return how[stateOf] != exists }
 
 // makePart returns the work that creates a MIG instance: chandler-host calls NVML. The program runs
 // even if the instance seems to exist, and then creates the missing parts. If another user created
@@ -55,7 +55,7 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation)
 		if err != nil {
 			return err
 		}
-		var made facts.Cut
+		var made facts.CreatedInstance
 		if err := json.Unmarshal(bytes.TrimSpace(answer), &made); err != nil {
 			return fmt.Errorf("chandler-host's answer: %w", err)
 		}
@@ -70,7 +70,7 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Creation)
 		case made.Found:
 			return tools.RemoveRecord(m.Unit)
 		}
-		return tools.AmendRecord(m.Unit, map[string]string{stateOf: cut, uuidOf: made.UUID, instanceOf: strconv.Itoa(made.GI)})
+		return tools.AmendRecord(m.Unit, map[string]string{stateOf: exists, uuidOf: made.UUID, instanceOf: strconv.Itoa(made.GI)})
 	}, nil
 }
 

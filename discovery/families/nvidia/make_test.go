@@ -18,7 +18,7 @@ import (
 func TestUnmakeWithoutNVML(t *testing.T) {
 	gpu := &migtest.GPU{Profiles: migtest.Layouts["H100"], Silent: true}
 	for _, place := range []string{"1g.10gb@0", "1g.10gb@1"} {
-		if err := gpu.Cut(place); err != nil {
+		if err := gpu.CreateInstance(place); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -158,7 +158,7 @@ func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU,
 	allowed, allowedErr := discovery.IsSelected(d.host.Partitionings, gpu)
 	switch {
 	case allowed && told.MIG == "enabled" && len(told.Profiles) > 0 && !told.PlacesUnknown && known:
-		return d.cut(gpu, info, told)
+		return d.partitions(gpu, info, told)
 	case allowed && (told.MIG != "enabled" || told.PlacesUnknown) && len(numberedChildren(d.capabilities(info), "gi")) > 0:
 		// The placements of the existing instances are not known now. A consumer may have an
 		// instance under the name of its placement, so the instances must not appear under other

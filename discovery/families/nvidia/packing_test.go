@@ -22,14 +22,14 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// cutHost is a host with a GPU that may be partitioned, and the instances that an agent created.
-type cutHost struct {
+// partitionedHost is a host with a GPU that may be partitioned, and the instances that an agent created.
+type partitionedHost struct {
 	*migtest.GPU
 
 	ours map[string]map[string]string // the records of units
 }
 
-func (h *cutHost) tools() discovery.Tools {
+func (h *partitionedHost) tools() discovery.Tools {
 	return discovery.Tools{
 		ChangePartition: h.ChangePartition,
 		AmendRecord: func(unit string, how map[string]string) error {
@@ -42,7 +42,7 @@ func (h *cutHost) tools() discovery.Tools {
 	}
 }
 
-func (h *cutHost) host() *discovery.Host {
+func (h *partitionedHost) host() *discovery.Host {
 	return &discovery.Host{
 		FS:            h.Files(),
 		Partitionings: []discovery.Selection[struct{}]{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
@@ -54,7 +54,7 @@ func (h *cutHost) host() *discovery.Host {
 }
 
 // scan returns the devices and reports every problem as a test error.
-func (h *cutHost) scan(t *testing.T) *rules.Snapshot {
+func (h *partitionedHost) scan(t *testing.T) *rules.Snapshot {
 	t.Helper()
 	snapshot := (&rules.Rules{}).ApplyTo(scan.ReadHost(h.host(), []*discovery.Family{nvidia.Family}))
 	for _, problem := range snapshot.Problems {
@@ -79,7 +79,7 @@ func TestPacking(t *testing.T) {
 			t.Parallel()
 			allocated := 0
 			for seed := range *sequences/len(migtest.Layouts) + 1 {
-				allocated += pack(t, rand.New(rand.NewPCG(uint64(seed), 13)), &cutHost{&migtest.GPU{Profiles: profiles}, make(map[string]map[string]string)})
+				allocated += pack(t, rand.New(rand.NewPCG(uint64(seed), 13)), &partitionedHost{&migtest.GPU{Profiles: profiles}, make(map[string]map[string]string)})
 				if t.Failed() {
 					t.Fatalf("seed %d", seed)
 				}
@@ -89,7 +89,7 @@ func TestPacking(t *testing.T) {
 	}
 }
 
-func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
+func pack(t *testing.T, random *rand.Rand, gpu *partitionedHost) (allocated int) {
 	empty := names(gpu.scan(t))
 	held := make(map[types.UID]string) // places of claims
 	gpu.Refuse = func(arg string) error {
@@ -140,7 +140,7 @@ func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 					err = work(t.Context())
 				}
 				if err != nil {
-					t.Errorf("%s was allocated and cannot be cut: %v; there are %+v", device, err, gpu.Instances())
+					t.Errorf("%s was allocated and cannot be created: %v; there are %+v", device, err, gpu.Instances())
 				}
 			}
 			held[uid] = place[device]
@@ -162,7 +162,7 @@ func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 		}
 		if p := gpu.Profiles[random.IntN(len(gpu.Profiles))]; random.IntN(8) == 0 {
 			by := fmt.Sprintf("%s@%d", p.Name, p.Placements[random.IntN(len(p.Placements))].Start)
-			if gpu.Cut(by) == nil {
+			if gpu.CreateInstance(by) == nil {
 				byHand[by] = true
 				delete(gpu.ours, unitAt(by))
 			}

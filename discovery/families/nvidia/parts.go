@@ -34,8 +34,8 @@ var errNotListed = errors.New("the configuration allows MIG instances on demand,
 
 var errNoPlacements = errors.New("the configuration allows MIG instances on demand, and the placements of the existing instances are unknown: chandler-host must run")
 
-// cut returns the devices of a GPU that may be partitioned.
-func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]discovery.Device, []discovery.Problem) {
+// partitions returns the devices of a GPU that may be partitioned.
+func (d *driver) partitions(gpu discovery.Device, info information, told facts.GPU) ([]discovery.Device, []discovery.Problem) {
 	p := &parts{d: d, gpu: gpu, info: info, told: told}
 	existing, problems := p.existingInstances()
 	free := p.possibleInstances()

@@ -34,7 +34,7 @@ func TestEmptyGPUInstances(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			host := &cutHost{&migtest.GPU{Profiles: migtest.Layouts["H100"], Empty: []facts.Empty{test.empty}}, nil}
+			host := &partitionedHost{&migtest.GPU{Profiles: migtest.Layouts["H100"], Empty: []facts.Empty{test.empty}}, nil}
 			here, _, _ := strings.Cut(test.there, " ")
 			for state, how := range map[string]map[string]string{"begun": {}, "half removed": {"state": "removing"}, "made": {"state": "cut"}, "of another program": nil} {
 				host.ours = nil
@@ -60,10 +60,10 @@ func TestEmptyGPUInstances(t *testing.T) {
 // offered under other names: a claim may have them under the names of their placements.
 func TestInstancesThatNVMLHasNotToldOf(t *testing.T) {
 	gpu := &migtest.GPU{Profiles: migtest.Layouts["H100"]}
-	if err := gpu.Cut("2g.20gb@2"); err != nil {
+	if err := gpu.CreateInstance("2g.20gb@2"); err != nil {
 		t.Fatal(err)
 	}
-	host := &cutHost{gpu, nil}
+	host := &partitionedHost{gpu, nil}
 	if offered := names(host.scan(t)); !slices.Contains(offered, migtest.Device+"-mig-2g-20gb-at-2") {
 		t.Errorf("offered are %v", offered)
 	}
@@ -116,7 +116,7 @@ func TestInstancesThatNVMLHasNotToldOf(t *testing.T) {
 // have the instance under that name since the placement was listed.
 func TestInstancesWhereNoPlacesAreListed(t *testing.T) {
 	gpu := &migtest.GPU{Profiles: migtest.Layouts["H100"]}
-	if err := gpu.Cut("2g.20gb@2"); err != nil {
+	if err := gpu.CreateInstance("2g.20gb@2"); err != nil {
 		t.Fatal(err)
 	}
 	all, err := facts.Parse(string(gpu.Files()[facts.Path[1:]].Data))
@@ -131,7 +131,7 @@ func TestInstancesWhereNoPlacesAreListed(t *testing.T) {
 	}
 	files := maps.Clone(gpu.Files())
 	files[facts.Path[1:]] = &fstest.MapFile{Data: text}
-	h := (&cutHost{gpu, nil}).host()
+	h := (&partitionedHost{gpu, nil}).host()
 	h.FS = files
 	snapshot := scan.ReadHost(h, []*discovery.Family{nvidia.Family})
 	if len(snapshot.Devices) != 1 || snapshot.Devices[0].Name != migtest.Device+"-mig-2g-20gb-at-2" || len(snapshot.Problems) != 1 {

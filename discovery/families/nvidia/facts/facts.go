@@ -129,8 +129,8 @@ type Empty struct {
 	Profile string `json:"profile"` // "1g.10gb+me"
 }
 
-// Cut is the answer of chandler-host to a request to create an instance.
-type Cut struct {
+// CreatedInstance is the answer of chandler-host to a request to create an instance.
+type CreatedInstance struct {
 	Instance
 
 	// Found means that the instance existed already and was created by another user.

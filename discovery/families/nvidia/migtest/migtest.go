@@ -20,7 +20,7 @@ import (
 // GPU is the only GPU of a host. The methods are safe for concurrent use.
 type GPU struct {
 	Profiles []facts.Profile
-	Empty    []facts.Empty // GPU instances without compute instances; [GPU.Cut] does not check them
+	Empty    []facts.Empty // GPU instances without compute instances; [GPU.CreateInstance] does not check them
 
 	Silent bool // the host has no NVML facts
 
@@ -151,9 +151,9 @@ func (g *GPU) ChangePartition(_ context.Context, c discovery.PartitionChange) ([
 		g.Remove(c.Place)
 		return nil, nil
 	}
-	answer := facts.Cut{Found: g.At(c.Place) != nil && !c.HasBegun}
-	if err := g.Cut(c.Place); err != nil {
-		answer = facts.Cut{Refused: err.Error()}
+	answer := facts.CreatedInstance{Found: g.At(c.Place) != nil && !c.HasBegun}
+	if err := g.CreateInstance(c.Place); err != nil {
+		answer = facts.CreatedInstance{Refused: err.Error()}
 	} else {
 		answer.Instance = *g.At(c.Place)
 	}
@@ -172,9 +172,9 @@ func (g *GPU) At(place string) *facts.Instance {
 	return nil
 }
 
-// Cut creates an instance unless it exists. The error is the driver's refusal by the rules of the
+// CreateInstance creates an instance unless it exists. The error is the driver's refusal by the rules of the
 // NVIDIA MIG User Guide.
-func (g *GPU) Cut(place string) error {
+func (g *GPU) CreateInstance(place string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.seen = nil
