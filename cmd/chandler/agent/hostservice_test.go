@@ -140,7 +140,7 @@ func TestHostServiceIsOverdue(t *testing.T) {
 // service.
 func TestReclaimByHostService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, true)
+		h := newReclaimNode(t, true)
 		config, s := serve(h.rebinding, h.config(&rules.Rules{Mode: "DRA"}))
 		stop := h.run(config)
 		h.offers(diskName, "")

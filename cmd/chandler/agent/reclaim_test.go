@@ -25,19 +25,19 @@ import (
 	"chandler.dev/internal/reclaim"
 )
 
-// handing is a node that reclaims its disk.
-type handing struct {
+// reclaimNode is a node that reclaims its disk.
+type reclaimNode struct {
 	*rebinding
 
 	rules []discovery.Selection[reclaim.Rule]
 }
 
-func newHanding(t *testing.T, reset bool, methods ...string) *handing {
+func newReclaimNode(t *testing.T, reset bool, methods ...string) *reclaimNode {
 	all := func(discovery.Device) (bool, error) { return true, nil }
-	return &handing{newRebinding(t), []discovery.Selection[reclaim.Rule]{{Expression: "true", Selects: all, Value: reclaim.Rule{Reset: reset, Methods: methods}}}}
+	return &reclaimNode{newRebinding(t), []discovery.Selection[reclaim.Rule]{{Expression: "true", Selects: all, Value: reclaim.Rule{Reset: reset, Methods: methods}}}}
 }
 
-func (h *handing) config(wanted *rules.Rules) Config {
+func (h *reclaimNode) config(wanted *rules.Rules) Config {
 	config := h.rebinding.config(wanted)
 	config.Settings.Passthrough, config.Settings.Reclaim = nil, h.rules
 	return config
@@ -45,7 +45,7 @@ func (h *handing) config(wanted *rules.Rules) Config {
 
 // startClassic runs an agent that offers the disk by the device plugin API, and makes process 47 of
 // the pod "old" open the disk.
-func (h *handing) startClassic() (stop func()) {
+func (h *reclaimNode) startClassic() (stop func()) {
 	h.t.Helper()
 	classic := discovery.ModeDevicePlugin
 	entry := rules.Resource{Selector: rulestest.CompileSelector(h.t, "true"), Name: "example.com/disk", Mode: &classic}
@@ -58,7 +58,7 @@ func (h *handing) startClassic() (stop func()) {
 	return stop
 }
 
-func (h *handing) start() (stop func()) {
+func (h *reclaimNode) start() (stop func()) {
 	h.t.Helper()
 	stop = h.run(h.config(&rules.Rules{Mode: discovery.ModeDRA}))
 	h.offers(diskName, "")
@@ -66,7 +66,7 @@ func (h *handing) start() (stop func()) {
 }
 
 // claimOf returns a claim for the disk that is reserved for the pod with the same name.
-func (h *handing) claimOf(pod string) *resourceapi.ResourceClaim {
+func (h *reclaimNode) claimOf(pod string) *resourceapi.ResourceClaim {
 	h.t.Helper()
 	claim := h.claim(pod, "")
 	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: types.UID(pod)}}
@@ -74,14 +74,14 @@ func (h *handing) claimOf(pod string) *resourceapi.ResourceClaim {
 }
 
 // runs adds a process of the pod with a UID that has a node open.
-func (h *handing) runs(process, comm, pod, node string) {
+func (h *reclaimNode) runs(process, comm, pod, node string) {
 	h.t.Helper()
 	h.File("proc/"+process+"/cgroup", "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+pod+".slice/cri-containerd-0.scope\n")
 	h.OpenNode(process, comm, node)
 }
 
 // pod adds a pod to the API server.
-func (h *handing) pod(name string, uid types.UID) {
+func (h *reclaimNode) pod(name string, uid types.UID) {
 	h.t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid}, Spec: corev1.PodSpec{NodeName: "node"}}
 	if _, err := h.client.CoreV1().Pods("default").Create(h.t.Context(), pod, metav1.CreateOptions{}); err != nil {
@@ -90,13 +90,13 @@ func (h *handing) pod(name string, uid types.UID) {
 }
 
 // records returns the files of the records.
-func (h *handing) records() []string {
+func (h *reclaimNode) records() []string {
 	records, _ := filepath.Glob(filepath.Join(h.dir, "run/chandler/journal/reclaim/*"))
 	return records
 }
 
 // resets returns the written attributes of the disk.
-func (h *handing) resets() (written []string) {
+func (h *reclaimNode) resets() (written []string) {
 	for _, write := range h.ListWrites() {
 		written = append(written, strings.TrimPrefix(write, passthroughtest.Source(diskFunction)+"/"))
 	}
@@ -107,7 +107,7 @@ func (h *handing) resets() (written []string) {
 // process has ended. The process of a monitor is ignored.
 func TestAgentReclaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, false)
+		h := newReclaimNode(t, false)
 		stop := h.start()
 		before, next := h.claimOf("old"), h.claimOf("next")
 		h.gives(before, diskNode)
@@ -145,7 +145,7 @@ func TestAgentReclaims(t *testing.T) {
 // when the administrator removes the rule.
 func TestAgentReclaimsNothingWithoutARule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, true)
+		h := newReclaimNode(t, true)
 		wanted := h.rules
 		h.rules = nil
 		stop := h.start()
@@ -177,7 +177,7 @@ func TestAgentReclaimsNothingWithoutARule(t *testing.T) {
 // The disk is reset before the next consumer has it, by the methods that the administrator wants.
 func TestAgentResets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, true, "flr")
+		h := newReclaimNode(t, true, "flr")
 		stop := h.start()
 		before, next := h.claimOf("old"), h.claimOf("next")
 		h.gives(before, diskNode)
@@ -195,7 +195,7 @@ func TestAgentResets(t *testing.T) {
 // again.
 func TestAgentResetsWhatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, true)
+		h := newReclaimNode(t, true)
 		h.File("dev/nvme1", "c 240:1")
 		h.Add("0000:04:00.1", "nvme", "4")
 		hangs := make(chan struct{})
@@ -234,7 +234,7 @@ func TestAgentResetsWhatHangs(t *testing.T) {
 // A reset that removes the disk completes the reclaim.
 func TestAgentResetsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, true)
+		h := newReclaimNode(t, true)
 		h.Resets = func(address string) error {
 			for _, dir := range []string{passthroughtest.Source(address), "sys/bus/pci/devices/" + address} {
 				if err := os.RemoveAll(filepath.Join(h.Dir, dir)); err != nil {
@@ -260,7 +260,7 @@ func TestAgentResetsAway(t *testing.T) {
 func TestAgentIsKilledWhileItReclaims(t *testing.T) {
 	for _, reboots := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			h := newHanding(t, true)
+			h := newReclaimNode(t, true)
 			stop := h.start()
 			before, next := h.claimOf("old"), h.claimOf("next")
 			h.gives(before, diskNode)
@@ -283,7 +283,7 @@ func TestAgentIsKilledWhileItReclaims(t *testing.T) {
 }
 
 // asks requests a device as the kubelet does, and returns the error.
-func (h *handing) asks(resource, id string) error {
+func (h *reclaimNode) asks(resource, id string) error {
 	h.mu.Lock()
 	server := h.servers[resource]
 	h.mu.Unlock()
@@ -295,7 +295,7 @@ func (h *handing) asks(resource, id string) error {
 // has seen the end of the pod. No consumer gets the disk while a process of that pod has it open.
 func TestAgentReclaimsIDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, true)
+		h := newReclaimNode(t, true)
 		stop := h.startClassic()
 		again := func() error { return h.asks("example.com/disk", diskFunction) }
 		has := func(ids ...string) {
@@ -337,7 +337,7 @@ func TestAgentReclaimsIDs(t *testing.T) {
 // the disk is withheld until their processes have closed it.
 func TestAgentFindsPodsOfPodGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, true)
+		h := newReclaimNode(t, true)
 		stop := h.start()
 		before, next := h.claim("old", ""), h.claimOf("next")
 		before.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: "group"}}
@@ -363,7 +363,7 @@ func TestAgentFindsPodsOfPodGroup(t *testing.T) {
 // claim waits for as long as the containers of the earlier pod may continue to run.
 func TestReclaimWithoutPrivilege(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, false)
+		h := newReclaimNode(t, false)
 		stop := h.start()
 		before, next := h.claimOf("old"), h.claimOf("next")
 		h.gives(before, diskNode)
@@ -392,7 +392,7 @@ func TestReclaimWithoutPrivilege(t *testing.T) {
 // Temporary files that a killed agent has left beside its records are removed.
 func TestAgentRemovesTemporaryFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, false)
+		h := newReclaimNode(t, false)
 		var left []string
 		for _, dir := range []string{"handover", "made", "rebound"} {
 			name := filepath.Join(h.dir, "plugins/chandler.dev", dir, ".0000:03:00.0.json.47.tmp")
@@ -417,7 +417,7 @@ func TestAgentRemovesTemporaryFiles(t *testing.T) {
 func TestAgentKeepsItsLockWhileAResetHangs(t *testing.T) {
 	for _, hanging := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			h := newHanding(t, true)
+			h := newReclaimNode(t, true)
 			hangs := make(chan struct{})
 			if hanging {
 				h.Hangs["reset"] = hangs
@@ -451,7 +451,7 @@ func TestAgentKeepsItsLockWhileAResetHangs(t *testing.T) {
 // only the control node of vfio open does not matter.
 func TestKeptByTheNodesOfTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, false)
+		h := newReclaimNode(t, false)
 		config := h.config(&rules.Rules{Mode: discovery.ModeDRA})
 		config.Settings.Passthrough = everything
 		stop := h.run(config)

@@ -160,7 +160,7 @@ func TestRemovalWaitsForContainers(t *testing.T) {
 func TestRemovalWhileDevicesAreKept(t *testing.T) {
 	for _, want := range []string{"vfio", ""} {
 		synctest.Test(t, func(t *testing.T) {
-			h := newHanding(t, false)
+			h := newReclaimNode(t, false)
 			config := h.rebinding.config(&rules.Rules{Mode: discovery.ModeDRA})
 			config.Settings.Reclaim = h.rules
 			give, _ := h.orders(config)

@@ -27,7 +27,7 @@ func took(t *testing.T, what string, began time.Time, want time.Duration) {
 // Other pods do not wait, and no pod waits without a limit.
 func TestAgentWaitsForReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, false)
+		h := newReclaimNode(t, false)
 		h.File("dev/nvme1", "c 240:1")
 		h.Add("0000:04:00.1", "nvme", "4")
 		const otherName = "pci-0000-04-00-1"
@@ -85,7 +85,7 @@ func TestAgentWaitsForReclaim(t *testing.T) {
 // The same applies to the device plugin API, where a pod fails if Allocate fails.
 func TestAgentWaitsToReclaimAnID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHanding(t, false)
+		h := newReclaimNode(t, false)
 		stop := h.startClassic()
 		began := time.Now()
 		time.AfterFunc(8*time.Second, func() { h.EndProcess("47") })
