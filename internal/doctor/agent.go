@@ -263,11 +263,11 @@ var blinds = map[string]blindness{
 // requires those of all processes of the machine; on a node that is a container, the agent
 // does not see the latter.
 func checkVisibility(f *Facts, say *report.List) {
-	handing, changing := split(f.Agent.NeedsVisibility)
+	reclaiming, changing := split(f.Agent.NeedsVisibility)
 	if f.Agent.Visibility == f.Agent.VisibilityAll {
-		handing, changing = f.Agent.NeedsVisibility, nil
+		reclaiming, changing = f.Agent.NeedsVisibility, nil
 	}
-	judgeVisibility(handing, f.Agent.Visibility, "the agent can determine which devices pods have open", visibilityFixes, say)
+	judgeVisibility(reclaiming, f.Agent.Visibility, "the agent can determine which devices pods have open", visibilityFixes, say)
 	judgeVisibility(changing, f.Agent.VisibilityAll, "the agent can determine which devices any process has open", func(looking []string) []string {
 		if why, known := f.Agent.Visibility.get(); why == "" && known { // more permissions would not help
 			return codes.ConfigFixes("remove " + report.JoinNames(looking) + " for this node, which is a container")
@@ -277,15 +277,15 @@ func checkVisibility(f *Facts, say *report.List) {
 }
 
 // split separates the parts of the configuration for reclaim from those that change devices.
-func split(looking []string) (handing, changing []string) {
+func split(looking []string) (reclaiming, changing []string) {
 	for _, part := range looking {
 		if part == "reclaim" {
-			handing = append(handing, part)
+			reclaiming = append(reclaiming, part)
 		} else {
 			changing = append(changing, part)
 		}
 	}
-	return handing, changing
+	return reclaiming, changing
 }
 
 // judgeVisibility reports whether an agent can see the open files that parts of the configuration
