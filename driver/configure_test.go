@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ import (
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/ledger/allocation"
 )
 
 // fpgas is a fake family with its hardware. Each device has a function, and its device node gets
@@ -479,4 +481,58 @@ func TestConfigureCrash(t *testing.T) {
 			}
 		}
 	}
+}
+
+// changingHost is a host whose devices another call changes right after a device node was examined.
+type changingHost struct {
+	fs.FS
+
+	examined func(name string)
+}
+
+// Stat implements [fs.StatFS].
+func (h changingHost) Stat(name string) (fs.FileInfo, error) {
+	info, err := fs.Stat(h.FS, name)
+	h.examined(name)
+	return info, err
+}
+
+// ReadLink implements [fs.ReadLinkFS].
+func (h changingHost) ReadLink(name string) (string, error) { return fs.ReadLink(h.FS, name) }
+
+// Lstat implements [fs.ReadLinkFS].
+func (h changingHost) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(h.FS, name) }
+
+// The agent undoes an earlier change of a device between the examination of the device for a claim
+// and the allocation. The claim does not get the device as it was, but configured again.
+func TestChangedBeforeAllocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, f := newFPGAs(t)
+		f.has["a"] = "new"
+		undone := false
+		b.config.HostFS = changingHost{b.host, func(name string) {
+			if name != "dev/a" || undone {
+				return
+			}
+			undone = true
+			change := allocation.Change{Name: "undo of a", API: discovery.ModeDRA, Devices: []allocation.Hold{allocation.DeviceHold("a", "")}}
+			lease, blocked := b.config.Ledger.Leases.LeaseDevices(change, b.view.Load())
+			if blocked != nil {
+				t.Fatal(blocked)
+			}
+			f.mu.Lock()
+			f.has["a"], f.minor["a"] = "old", 5
+			b.host["dev/a"] = charDevice(226, 5)
+			f.mu.Unlock()
+			lease.Release()
+		}}
+		b.restart().offers(gpu("a", 1))
+		c := wanting("new", claim("c", "a"))
+		if _, err := b.call(c); err != nil {
+			t.Fatal(err)
+		}
+		if minor := b.specOf(c)["chandler.dev/claim=uid-c-0-a"].DeviceNodes[0].Minor; !undone || minor != 15 || f.begun() != "a=new" {
+			t.Errorf("undone %v, minor %d, begun %q", undone, minor, f.begun())
+		}
+	})
 }

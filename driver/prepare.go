@@ -155,7 +155,7 @@ func (h *claimHandler) prepare(ctx context.Context, claim *resourceapi.ResourceC
 		}
 		return preparedDevices(plan.earlier, plan.devices), nil
 	}
-	if err := h.recordClaim(ctx, plan); err != nil {
+	if err := h.recordClaim(ctx, claim, plan); err != nil {
 		return nil, err
 	}
 	return preparedDevices(plan.wanted, plan.devices), nil
@@ -170,6 +170,7 @@ type plan struct {
 	works   []work
 	orders  []discovery.Order // orders for the claim's programs
 	view    *view
+	changes int // number of ended changes of devices before the plan; see [ledger.Leases.EndedChanges]
 }
 
 // isAnswered reports whether the claim is already prepared with the same allocation and the same
@@ -197,6 +198,7 @@ func (p *plan) isKept() bool { return p.has() && p.state == allocation.Allocated
 
 // planClaim looks up the devices of the claim, and returns an error if the claim cannot have them.
 func (h *claimHandler) planClaim(ctx context.Context, claim *resourceapi.ResourceClaim) (*plan, error) {
+	changes := h.ledger.Leases.EndedChanges()
 	view, err := h.view.await(ctx, h.calls.stopping)
 	if err != nil {
 		return nil, err
@@ -209,7 +211,7 @@ func (h *claimHandler) planClaim(ctx context.Context, claim *resourceapi.Resourc
 	if err != nil {
 		return nil, withRefusal(RefusedParameters, err)
 	}
-	p := &plan{wanted: wanted, devices: devices, view: view}
+	p := &plan{wanted: wanted, devices: devices, view: view, changes: changes}
 	p.earlier, p.state = h.ledger.Claim(claim.UID)
 	// Parameters are not checked again for devices that a container may have: an interface that was
 	// moved to a container is no longer on the host.
@@ -273,9 +275,12 @@ func (h *claimHandler) refuseReallocation(p *plan) error {
 
 // recordClaim records the claim in the ledger and then writes its outputs. After a failure the
 // claim has the state in its record, and the next call continues.
-func (h *claimHandler) recordClaim(ctx context.Context, plan *plan) error {
+func (h *claimHandler) recordClaim(ctx context.Context, claim *resourceapi.ResourceClaim, plan *plan) error {
 	wanted := plan.wanted
 	if err := traces.Do(ctx, "write record", func() error { return h.ledger.AllocateClaim(wanted, allocation.Allocated, plan.view) }); err != nil {
+		return err
+	}
+	if err := h.checkUnchanged(ctx, claim, plan); err != nil {
 		return err
 	}
 	if err := h.startDaemons(ctx, plan); err != nil {
@@ -285,6 +290,23 @@ func (h *claimHandler) recordClaim(ctx context.Context, plan *plan) error {
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
+	return nil
+}
+
+// checkUnchanged returns a temporary error if the agent has changed a device between the plan and the
+// allocation, as when a device under vfio is returned to its driver. From the allocation on, the agent
+// changes the devices for this claim only, and the next try configures them again.
+func (h *claimHandler) checkUnchanged(ctx context.Context, claim *resourceapi.ResourceClaim, p *plan) error {
+	if h.ledger.Leases.EndedChanges() == p.changes {
+		return nil
+	}
+	now, err := h.planClaim(ctx, claim)
+	if err == nil && (len(now.works) > 0 || !now.isAnswered()) {
+		err = withRefusal(RefusedChanged, errors.New("its devices were changed while it was prepared"))
+	}
+	if err != nil {
+		return discovery.TransientError(err)
+	}
 	return nil
 }
 

@@ -27,6 +27,7 @@ type accounts struct {
 	index      exclusion.Index
 	version    int           // number of changes, from 1, because a view of no ledger has 0
 	leaseEnded chan struct{} // closed when the next lease ends
+	changes    int           // number of ended changes of devices by the agent
 	entryEnded chan struct{} // closed when an entry ends; nil if no caller waits
 }
 
@@ -65,7 +66,9 @@ func (all *accounts) drop(key string) {
 		close(all.leaseEnded)
 		all.leaseEnded = make(chan struct{})
 	}
-	if !a.IsChange() && all.entryEnded != nil {
+	if a.IsChange() {
+		all.changes++
+	} else if all.entryEnded != nil {
 		close(all.entryEnded)
 		all.entryEnded = nil
 	}

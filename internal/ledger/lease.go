@@ -101,6 +101,15 @@ func (ls *Leases) EndLeases(ctx context.Context) (ended bool) {
 	}
 }
 
+// EndedChanges returns the number of changes of devices that have ended. If the number is the same
+// before a device is examined and after it is allocated, the agent has not changed the device in
+// between.
+func (ls *Leases) EndedChanges() int {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.accounts.changes
+}
+
 // LeaseOn returns the name of the lease that covers a PCI function, so that the agent may write to
 // the function, "" if there is none.
 func (ls *Leases) LeaseOn(function discovery.DeviceKey) (name string) {
