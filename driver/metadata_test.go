@@ -348,6 +348,27 @@ func TestMetadataOfAClaimThatDidNotEnd(t *testing.T) {
 	b.expectMetadata("unprepared,")
 }
 
+// A claim ends even if the files of an earlier agent cannot be listed. Otherwise it would stay
+// prepared without its metadata, which is removed by then.
+func TestEarlierMetadataCannotBeListed(t *testing.T) {
+	c := claim("c", "a")
+	b := newBench(t)
+	_, conn, stop := b.serve(fake.NewClientset(c))
+	defer stop()
+	b.offers(gpu("a", 1))
+	prepareCall(t, conn, c)
+	b.disk.BeforeRead = func(name string) error {
+		if name == b.metadata.EarlierDir {
+			return errFault
+		}
+		return nil
+	}
+	if err := b.tryUnprepare(c); err != nil || b.PreparedClaims() > 0 {
+		t.Error(err)
+	}
+	b.expectMetadata("unprepared,")
+}
+
 // A spec that cannot be read at the start is restored from its copy when it vanishes.
 func TestMetadataSpecThatCannotBeRead(t *testing.T) {
 	c := claim("c", "a")
