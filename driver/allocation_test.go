@@ -261,7 +261,7 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 				// The scheduler's clock is an hour slow or fast.
 				early, late := allocated("early", time.Now().Add(-time.Hour)), allocated("late", time.Now().Add(time.Hour))
 				unknown := claim("unknown", "a")
-				known = []*resourceapi.ResourceClaim{early, late, unknown}
+				known = []*resourceapi.ResourceClaim{fromOtherPool(early), late, unknown}
 				for _, devices := range test.seen {
 					b.offers(devices...)
 				}

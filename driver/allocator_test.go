@@ -124,7 +124,7 @@ func TestSchedulerAndDriverAgree(t *testing.T) {
 // given features.
 func schedulerOf(t *testing.T, v *view, kept features.Set) *pooltest.Scheduler {
 	t.Helper()
-	published, problems := pool.BuildPool(pool.Input{Snapshot: v.snapshot, Withheld: v.withheld, Features: kept})
+	published, problems := pool.BuildPools(pool.Input{Node: "node", Snapshot: v.snapshot, Withheld: v.withheld, Features: kept})
 	if len(problems) > 0 {
 		t.Fatalf("problems: %v", problems)
 	}

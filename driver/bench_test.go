@@ -104,7 +104,7 @@ func BenchmarkSlices(b *testing.B) {
 	driver := manyGPUs(b, 512, 0)
 	for b.Loop() {
 		in, _ := driver.poolInput(time.Now())
-		if published, _ := pool.BuildPool(in); len(published.Slices) != 8 {
+		if published, _ := pool.BuildPools(in); len(pool.SlicesOf(published)) != 8 {
 			b.Fatal("not 8 slices of 64 devices")
 		}
 	}

@@ -374,10 +374,10 @@ func TestHealthWhileConfiguring(t *testing.T) {
 			now := time.Now()
 			in, _ := b.poolInput(now)
 			in.Features = features.All()
-			published, _ := pool.BuildPool(in)
+			published, _ := pool.BuildPools(in)
 			report := b.healthReport(b.view.Load(), now)
 			reported := report.Devices[0].Health != kubeletplugin.HealthStatusHealthy
-			if tainted := len(published.Slices[0].Devices[0].Taints) > 0; tainted != reported {
+			if tainted := len(pool.SlicesOf(published)[0].Devices[0].Taints) > 0; tainted != reported {
 				t.Errorf("slices say %v, health reports %v", tainted, reported)
 			}
 			return reported

@@ -33,8 +33,9 @@ func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*
 		if allocated.Driver != discovery.Domain {
 			continue
 		}
-		if allocated.Pool != h.config.NodeName {
-			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, h.config.NodeName)
+		// The claim may name a pool in which the device was published before.
+		if !discovery.IsPoolOf(h.config.NodeName, allocated.Pool) {
+			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, %s", allocated.Request, allocated.Pool, allocated.Device, h.config.NodeName)
 		}
 		device, found := view.Device(allocated.Device)
 		given := []rules.Offered{device}

@@ -280,7 +280,7 @@ func TestSchedulerAndDriverAgreeOnInterchangeable(t *testing.T) {
 			mustPrepare(t, b, anyChannel("chosen", 2))
 			in, _ := b.poolInput(time.Now())
 			in.Features = kept
-			published, _ := pool.BuildPool(in)
+			published, _ := pool.BuildPools(in)
 			s := pooltest.NewScheduler(t, kept).Publish(published)
 			for _, c := range []*resourceapi.ResourceClaim{claim("earlier", "channel-0"), anyChannel("chosen", 2)} {
 				s.Claims[c.UID] = c
@@ -373,8 +373,8 @@ func TestChosenDeviceLosesCommonName(t *testing.T) {
 		}
 		in, _ := b.poolInput(time.Now())
 		in.Features = features.All()
-		published, _ := pool.BuildPool(in)
-		for _, device := range published.Slices[0].Devices {
+		published, _ := pool.BuildPools(in)
+		for _, device := range pool.SlicesOf(published)[0].Devices {
 			if device.Name == "channel-0" {
 				t.Error("the device of the claim is published for other claims")
 			}

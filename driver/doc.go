@@ -44,6 +44,14 @@
 // the names of pool and device (DeviceRequestAllocationResult in k8s.io/api/resource/v1, 0.37), and a
 // nomination for the node has no time and is not unique to binding cycles, since preemption sets it too.
 //
+// # Pools
+//
+// A node has two pools (discovery.PoolName). A device that a claim has stays in the pool that the claim
+// names, since the scheduler would take the device in the other pool for a free one. A free device
+// moves to another pool if a new version of the driver assigns its kind to that pool. A claim that was
+// allocated before the move and is prepared later has the same device as a claim allocated after the
+// move, if there is one. Prepare refuses the later of the two until the first one ends.
+//
 // # Binding conditions
 //
 // No device has binding conditions. A driver that sets them must watch all claims that are

@@ -35,7 +35,7 @@ const (
 
 // Config is the configuration of a driver. All fields are required unless marked optional.
 type Config struct {
-	NodeName string // also the name of the pool
+	NodeName string
 
 	// NodeUID returns the present UID of the Node, which owns the slices.
 	NodeUID func(context.Context) (types.UID, error)

@@ -165,12 +165,13 @@ func charDevice(major, minor uint32) *fstest.MapFile {
 // gpu is a device with a node of its own: /dev/<name>, 226:<minor>.
 func gpu(name string, minor int64) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: name, Family: "gpu", Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}}
+	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("driver", "amdgpu")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/" + name, HostPath: "/dev/" + name, Type: "c", Major: 226, Minor: minor}}
 	return d
 }
 
-// claim is a claim with one result for each device.
+// claim is a claim with one result for each device of the main pool.
 func claim(name string, devices ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
@@ -179,6 +180,14 @@ func claim(name string, devices ...string) *resourceapi.ResourceClaim {
 	for _, device := range devices {
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
 			resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: "chandler.dev", Pool: "node", Device: device})
+	}
+	return c
+}
+
+// fromOtherPool returns the claim with the same devices of the other pool.
+func fromOtherPool(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	for i := range c.Status.Allocation.Devices.Results {
+		c.Status.Allocation.Devices.Results[i].Pool = "node/other"
 	}
 	return c
 }
@@ -278,6 +287,99 @@ func TestPublishingReplacedDevice(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A claim may name the pool in which an earlier agent has published the device. It is prepared, and
+// the device is in that pool until the claim ends. The kubelet gets the health of the device by that
+// pool.
+func TestClaimByAnotherPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &pooltest.Helper{}
+		stop := b.run(helper)
+		b.offers(gpu("a", 1), gpu("b", 2))
+		expect := func(devices, pool string) {
+			t.Helper()
+			pooltest.ExpectPublished(t, helper, devices)
+			in := b.Publisher.PoolsByDevice()
+			if in["a"] != pool || in["b"] != "node" {
+				t.Errorf("the devices are in the pools %v, want a in %s", in, pool)
+			}
+			for _, d := range b.healthReport(b.view.Load(), time.Now()).Devices {
+				if d.PoolName != in[d.DeviceName] {
+					t.Errorf("the health of %s is that of pool %s, want %s", d.DeviceName, d.PoolName, in[d.DeviceName])
+				}
+			}
+		}
+		expect("a b", "node")
+		c := fromOtherPool(claim("c", "a"))
+		if devices := mustPrepare(t, b, c); len(devices) != 1 || devices[0].PoolName != "node/other" {
+			t.Errorf("prepared: %+v", devices)
+		}
+		synctest.Wait()
+		if got := helper.PublishedSketches(); len(got) != 1 || !slices.Equal(got[0], []string{"b", "a"}) {
+			t.Errorf("published %q", got)
+		}
+		b.offers(gpu("a", 1), gpu("b", 2))
+		synctest.Wait()
+		if report := b.healthReport(b.view.Load(), time.Now()).Devices; len(report) != 2 || report[0].PoolName != "node/other" || report[1].PoolName != "node" {
+			t.Errorf("the health report is %+v", report)
+		}
+		mustUnprepare(t, b, c)
+		expect("a b", "node")
+		for _, pool := range []string{"node-2", "node/third", "node/other/other", ""} {
+			foreign := claim("foreign", "a")
+			foreign.Status.Allocation.Devices.Results[0].Pool = pool
+			mustRefuse(t, b, foreign, "is not of this node, node")
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// If claims have partitions of one physical device by both pools, no pool has its partitions until one
+// of the claims ends.
+func TestClaimsByBothPools(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &pooltest.Helper{}
+		stop := b.run(helper)
+		b.offers(gpu("a", 1), pooltest.PartDevice("g", "g-1", 1), pooltest.PartDevice("g", "g-2", 1))
+		expect := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if got := helper.PublishedSketches(); len(got) != 1 || !slices.Equal(got[0], want) {
+				t.Errorf("published %q, want %q", got, want)
+			}
+		}
+		expect("a", "set:g", "g-1<g g-2<g")
+		by, byOther := claim("c", "g-1"), fromOtherPool(claim("other", "g-2"))
+		mustPrepare(t, b, by)
+		expect("set:g", "a g-1<g g-2<g")
+		mustPrepare(t, b, byOther)
+		expect("a")
+		mustUnprepare(t, b, byOther)
+		expect("set:g", "a g-1<g g-2<g")
+		mustUnprepare(t, b, by)
+		expect("a", "set:g", "g-1<g g-2<g")
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Before the devices are published again, as after a restart, the health of a device that a claim has
+// by another pool is reported for both pools.
+func TestHealthByPools(t *testing.T) {
+	b := newBench(t)
+	b.restart().offers(gpu("a", 1))
+	mustPrepare(t, b, fromOtherPool(claim("c", "a")))
+	var pools []string
+	for _, d := range b.healthReport(b.view.Load(), time.Now()).Devices {
+		pools = append(pools, d.PoolName)
+	}
+	if !slices.Equal(pools, []string{"node", "node/other"}) {
+		t.Errorf("the pools are %q", pools)
+	}
 }
 
 func TestPublishing(t *testing.T) {

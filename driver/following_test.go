@@ -89,6 +89,9 @@ func (c *changing) prepare() {
 	if c.IntN(2) == 0 {
 		allocated = taking(allocated, discovery.Shares, "1")
 	}
+	if c.IntN(3) == 0 {
+		allocated = fromOtherPool(allocated)
+	}
 	if _, err := c.bench.try(allocated); err == nil {
 		c.claims[name] = allocated
 	}
@@ -149,11 +152,11 @@ func TestPublishedFollows(t *testing.T) {
 				}
 				time.Sleep(time.Duration(c.Int64N(int64(3 * time.Second))))
 				synctest.Wait()
-				published := helper.LastPool()
+				published := helper.LastPools()
 				in, _ := b.poolInput(time.Now())
 				in.Last, in.Features = published, b.Publisher.KeptFeatures()
-				if want, _ := pool.BuildPool(in); !equality.Semantic.DeepEqual(published, want) {
-					t.Errorf("seed %d, change %d (%s): published is %q, want %q", seed, i, change, pooltest.SketchPool(published), pooltest.SketchPool(want))
+				if want, _ := pool.BuildPools(in); !equality.Semantic.DeepEqual(published, want) {
+					t.Errorf("seed %d, change %d (%s): published is %q, want %q", seed, i, change, pooltest.SketchPools(published), pooltest.SketchPools(want))
 					break
 				}
 			}

@@ -1,9 +1,10 @@
 package driver
 
 import (
+	"cmp"
 	"context"
-	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -66,35 +67,41 @@ func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.M
 	return health
 }
 
-// healthReport returns the health of all devices of the view. Allocated devices that are gone are
-// unhealthy. A claim with admin access may keep a device that has vanished, and does not affect the
-// health of its replacement.
+// healthReport returns the health of all devices of the view, by the pools in which they are published
+// and those by which claims have them. Allocated devices that are gone are unhealthy. A claim with
+// admin access may keep a device that has vanished, and does not affect the health of its replacement.
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
-	health := make(map[string]discovery.Health)
+	type key struct{ pool, device string }
+	health, published := make(map[key]discovery.Health), d.Publisher.PoolsByDevice()
 	for _, device := range v.snapshot.Devices {
-		health[device.Name] = d.claims.jobs.reportedHealth(&device.Device, now)
+		pool := cmp.Or(published[device.Name], discovery.PoolName(d.config.NodeName, device.InMainPool()))
+		health[key{pool, device.Name}] = d.claims.jobs.reportedHealth(&device.Device, now)
 	}
 	for _, r := range d.ledger.Claims() {
 		for i := range r.Results {
 			result := &r.Results[i]
 			of := d.healthIn(v, r, result) // a numbered share has the health of its device
-			_, said := health[result.Device]
+			device := key{result.Pool, result.Device}
+			_, said := health[device]
 			// Interchangeable devices have one health, since the kubelet's key has no share ID. The
 			// status of each claim has the health of its own device.
 			if !said || result.IsChosen() && of.IsUsable() || !result.IsChosen() && of.Key() == discovery.ConditionGone && !result.Admin {
-				health[result.Device] = of
+				health[device] = of
 			}
 		}
 	}
 	var report kubeletplugin.DeviceHealthReport
-	for _, name := range slices.Sorted(maps.Keys(health)) {
+	for device, h := range health {
 		report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{
-			PoolName:   d.config.NodeName,
-			DeviceName: name,
-			Health:     statusOf(health[name]),
-			Message:    health[name].Reason,
+			PoolName:   device.pool,
+			DeviceName: device.device,
+			Health:     statusOf(h),
+			Message:    h.Reason,
 		})
 	}
+	slices.SortFunc(report.Devices, func(a, b kubeletplugin.DeviceHealth) int {
+		return cmp.Or(strings.Compare(a.DeviceName, b.DeviceName), strings.Compare(a.PoolName, b.PoolName))
+	})
 	return report
 }
 

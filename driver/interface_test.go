@@ -121,7 +121,7 @@ func TestInterfaceReturnsAfterClaim(t *testing.T) {
 				pooltest.ExpectPublished(t, helper, "vf-0 vf-1 vf-2 vf-3")
 				claims := make([]*resourceapi.ResourceClaim, count)
 				for i := range claims {
-					claims[i] = claim(fmt.Sprint("c", i), fmt.Sprint("vf-", i))
+					claims[i] = fromOtherPool(claim(fmt.Sprint("c", i), fmt.Sprint("vf-", i)))
 					mustPrepare(t, b, claims[i])
 					offer(i, "")
 				}

@@ -71,7 +71,7 @@ func TestSchedulerGivesOneForm(t *testing.T) {
 	for _, kept := range pooltest.FeatureSets() {
 		for _, first := range []string{"physical", "virtual"} {
 			published := func(s *rules.Snapshot) *pooltest.Scheduler {
-				p, problems := pool.BuildPool(pool.Input{Snapshot: s, Features: kept})
+				p, problems := pool.BuildPools(pool.Input{Node: "node", Snapshot: s, Features: kept})
 				if len(problems) > 0 {
 					t.Fatalf("problems: %v", problems)
 				}

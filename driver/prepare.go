@@ -277,6 +277,11 @@ func (h *claimHandler) refuseReallocation(p *plan) error {
 // claim has the state in its record, and the next call continues.
 func (h *claimHandler) recordClaim(ctx context.Context, claim *resourceapi.ResourceClaim, plan *plan) error {
 	wanted := plan.wanted
+	defer func() { // the claim may be recorded after a failure too
+		if slices.ContainsFunc(wanted.Results, func(r allocation.Result) bool { return h.isMisplaced(&r, plan.view) }) {
+			h.publisher.NoteChange()
+		}
+	}()
 	if err := traces.Do(ctx, "write record", func() error { return h.ledger.AllocateClaim(wanted, allocation.Allocated, plan.view) }); err != nil {
 		return err
 	}
@@ -405,8 +410,21 @@ func (h *claimHandler) offeredFor(r *allocation.Claim) bool {
 	view := h.view.Load()
 	return slices.ContainsFunc(r.Results, func(result allocation.Result) bool {
 		device, found := view.Present.Device(result.Source)
-		return !found || device.Sharing != nil || result.Consumes != nil || device.Interchangeable != "" || isNetworkFunction(&device.Device)
+		return !found || device.Sharing != nil || result.Consumes != nil || device.Interchangeable != "" || isNetworkFunction(&device.Device) || h.isMisplaced(&result, view)
 	})
+}
+
+// isMisplaced reports whether a claim has a device by another pool than that of the device's kind, or
+// than another claim has a device of the same physical device. The pools change when such a claim
+// begins or ends.
+func (h *claimHandler) isMisplaced(r *allocation.Result, view *view) bool {
+	device, found := view.Present.Device(r.Source)
+	return found && r.Pool != discovery.PoolName(h.config.NodeName, device.InMainPool()) ||
+		slices.ContainsFunc(h.ledger.Claims(), func(c *allocation.Claim) bool {
+			return slices.ContainsFunc(c.Results, func(other allocation.Result) bool {
+				return other.Pool != r.Pool && (other.Silicon == r.Silicon || other.Device == r.Device)
+			})
+		})
 }
 
 // preparedDevices returns the kubelet's answer for a prepared claim. A device's own CDI ID comes

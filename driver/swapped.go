@@ -63,7 +63,7 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 			if device, found := v.Device(name); found {
 				name = device.Name
 			}
-			if of := promised[name]; of != nil && result.Driver == discovery.Domain && result.Pool == d.config.NodeName {
+			if of := promised[name]; of != nil && result.Driver == discovery.Domain && discovery.IsPoolOf(d.config.NodeName, result.Pool) {
 				of[claim.UID] = *claim.Status.Allocation.AllocationTimestamp
 			}
 		}

@@ -61,13 +61,14 @@ func (v *views) replace(snapshot *rules.Snapshot, withheld map[string]string) {
 	close(before.next)
 }
 
-// poolInput returns the present input of the pool; see [publish.Config].
+// poolInput returns the present input of the pools; see [publish.Config].
 func (d *Driver) poolInput(now time.Time) (in pool.Input, changes time.Time) {
 	v := d.view.Load()
 	if v.snapshot == nil {
 		return pool.Input{}, time.Time{}
 	}
 	in = pool.Input{
+		Node:          d.config.NodeName,
 		Snapshot:      v.snapshot,
 		Withheld:      v.withheldFromSlices(),
 		Claims:        d.ledger.Claims(),

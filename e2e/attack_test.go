@@ -300,6 +300,9 @@ func TestAttackByClaims(t *testing.T) {
 	agent := thief(t)
 	own := node.NodeName()
 	claim(t, "attack-own", own, result{chandler.Driver, own, "gpu"})
+	claim(t, "attack-other-pool", own, result{chandler.Driver, own + "/other", "nic"})
+	claim(t, "attack-third-pool", own, result{chandler.Driver, own + "/third", "nic"})
+	claim(t, "attack-two-pools", own, result{chandler.Driver, own, "gpu"}, result{chandler.Driver, own + "/third", "nic"})
 	claim(t, "attack-others", "other", result{chandler.Driver, "other", "gpu"})
 	claim(t, "attack-driver", own, result{otherDriver, own, "gpu"})
 	claim(t, "attack-mixed", own, result{chandler.Driver, own, "gpu"}, result{otherDriver, own, "gpu"})
@@ -309,6 +312,9 @@ func TestAttackByClaims(t *testing.T) {
 	allocation := `{"allocation": {"devices": {"results": [{"request": "r0", "driver": %q, "pool": %q, "device": %q}]}}}`
 	attacks := map[string]struct{ claim, status, want string }{
 		"say how its device is":                 {"attack-own", entries(result{chandler.Driver, own, "gpu"}), ""},
+		"say how a device of its other pool is": {"attack-other-pool", entries(result{chandler.Driver, own + "/other", "nic"}), ""},
+		"speak of a third pool":                 {"attack-third-pool", entries(result{chandler.Driver, own + "/third", "nic"}), "claims that have devices of that node"},
+		"speak of a third pool beside its own":  {"attack-two-pools", entries(result{chandler.Driver, own, "gpu"}, result{chandler.Driver, own + "/third", "nic"}), "devices of that node and of driver chandler.dev"},
 		"say so beside another driver":          {"attack-mixed", entries(result{chandler.Driver, own, "gpu"}, result{otherDriver, own, "gpu"}), ""},
 		"take another device":                   {"attack-own", fmt.Sprintf(allocation, chandler.Driver, own, "another"), "status.allocation: Invalid value"},
 		"give its device back":                  {"attack-own", `{"allocation": null}`, "may not change what is allocated"},

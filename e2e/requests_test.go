@@ -55,7 +55,7 @@ func TestRequests(t *testing.T) {
 		connects bool // the agent connects to the API server, so each of its requests counts
 		happen   func()
 	}{
-		{"start with 8 GPUs alone", true, func() { startAfresh(t) }},
+		{"start with 8 GPUs and /dev/kvm", true, func() { startAfresh(t) }},
 		{"start", true, func() { startAfresh(t) }},
 		{"30 seconds at rest", false, func() { slowLinks(t); time.Sleep(30 * time.Second) }},
 		{"a claim", false, func() { apply(t, holder); running(t, "counted"); ready(t, "counted", device, metav1.ConditionTrue) }},
@@ -81,7 +81,7 @@ func TestRequests(t *testing.T) {
 		{"a move to DRA", false, func() { moveTo(t, node.NodeName(), "DRA"); offers(t) }},
 	} {
 		switch s.name {
-		case "start with 8 GPUs alone":
+		case "start with 8 GPUs and /dev/kvm":
 			usualAgain(t)
 			log.settle(t)
 			reconfigure(t, besides(t, withoutOthers, ""))
@@ -118,7 +118,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// withoutOthers leaves the GPUs in the slices, and /dev/kvm in the device plugin API.
+// withoutOthers leaves the GPUs and /dev/kvm.
 const withoutOthers = `
 exclude:
 - cel: '!(device.attributes["chandler.dev"].kind in ["gpu", "virtualization"])'

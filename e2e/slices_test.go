@@ -19,11 +19,36 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
 	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
 )
+
+// The devices of a node are in two complete pools: GPUs and NPUs in the pool of its name.
+func TestPoolsOfNode(t *testing.T) {
+	offers(t)
+	found, err := kube.ResourceV1().ResourceSlices().List(within(t), metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + chandler.Driver})
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := make(map[string]int64) // slices
+	for _, slice := range found.Items {
+		pool := slice.Spec.Pool
+		if missing[pool.Name]--; missing[pool.Name] == -1 {
+			missing[pool.Name] += pool.ResourceSliceCount
+		}
+		for _, device := range slice.Spec.Devices {
+			if kind := ptr.Deref(device.Attributes["kind"].StringValue, ""); discovery.PoolName(node.NodeName(), kind == "gpu" || kind == "npu") != pool.Name {
+				t.Errorf("device %s of kind %q is in pool %s", device.Name, kind, pool.Name)
+			}
+		}
+	}
+	if want := map[string]int64{node.NodeName(): 0, node.NodeName() + "/other": 0}; !maps.Equal(missing, want) {
+		t.Errorf("pools and the numbers of their missing slices: %v, want %v", missing, want)
+	}
+}
 
 // TestAgentIsKeptToItsNode creates and deletes ResourceSlices with an agent's identity, as an
 // attacker with the agent's token could. Only slices of the agent's own node, pool and driver are
@@ -46,7 +71,9 @@ func TestAgentIsKeptToItsNode(t *testing.T) {
 	}{
 		"its own":          {own, slice(own, own, chandler.Driver), ""},
 		"another node's":   {own, slice("other", "other", chandler.Driver), "of that node"},
+		"its other pool":   {own, slice(own, own+"/other", chandler.Driver), ""},
 		"another pool":     {own, slice(own, "other", chandler.Driver), "of that node"},
+		"a third pool":     {own, slice(own, own+"/third", chandler.Driver), "of that node"},
 		"another driver's": {own, slice(own, own, "gpu.nvidia.com"), "driver chandler.dev"},
 		"by another agent": {"other", slice(own, own, chandler.Driver), "of that node"},
 		"by no node's":     {"", slice(own, own, chandler.Driver), "names no node"},
@@ -150,7 +177,7 @@ func TestSlicesOfARecordedHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, slice := range found.Items {
-		if slice.Spec.Pool.Name == node.NodeName() {
+		if discovery.IsPoolOf(node.NodeName(), slice.Spec.Pool.Name) {
 			live.Items = append(live.Items, slice)
 		}
 	}
@@ -159,9 +186,9 @@ func TestSlicesOfARecordedHost(t *testing.T) {
 	}
 }
 
-// poolText returns the specs of a pool's slices as text, as if one slice had all devices and counters. The
+// poolText returns the specs of the pools' slices as text, as if one slice had all devices and counters. The
 // division into slices is left out: it depends on the devices that came and went before (divideDevices in
-// driver/pool). The pool's generation and the time of taints are left out, because the agent and the
+// driver/pool). The pools' generation and the time of taints are left out, because the agent and the
 // command scan at different times.
 func poolText(t *testing.T, list *resourceapi.ResourceSliceList) string {
 	t.Helper()

@@ -54,12 +54,12 @@ func TestGPUsFromZero(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := scan.ReadHost(settings.ConfiguredHost(host.FS(), config), families.All)
-	node, problems := agent.PoolTemplate(found, agent.Settings{Rules: config.Rules}, features.Set{})
+	node, problems := agent.PoolTemplate("node", found, agent.Settings{Rules: config.Rules}, features.Set{})
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	for name, pool := range map[string]resourceslice.Pool{"placeholders": placeholders, "a node": node} {
-		scheduler := pooltest.NewScheduler(t, features.Set{}).Publish(pool)
+	for name, pools := range map[string]resourceslice.DriverResources{"placeholders": {Pools: map[string]resourceslice.Pool{"node": placeholders}}, "a node": node} {
+		scheduler := pooltest.NewScheduler(t, features.Set{}).Publish(pools)
 		scheduler.Classes = map[string]*resourceapi.DeviceClass{class.Name: &class}
 		claim, allocated := scheduler.AllocateClaim("claim", spec)
 		if !allocated || len(claim.Status.Allocation.Devices.Results) != 2 {

@@ -87,7 +87,7 @@ func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []st
 	if err != nil {
 		return err
 	}
-	published, problems := agent.PoolTemplate(found, agent.Settings{Rules: config.Rules, Severity: settings.SeverityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
+	published, problems := agent.PoolTemplate(node, found, agent.Settings{Rules: config.Rules, Severity: settings.SeverityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
 	if err := printSlices(out, o.output, pool.SliceObjects(node, published)); err != nil {
 		return err
 	}

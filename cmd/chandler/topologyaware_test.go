@@ -93,7 +93,7 @@ func byKubelet(s *rules.Snapshot, resource string) allocator {
 func byScheduler(b *testing.B, s *rules.Snapshot, devices func(size int) resourceapi.DeviceClaim) allocator {
 	b.Helper()
 	kept := features.All()
-	made, problems := pool.BuildPool(pool.Input{Snapshot: s, Features: kept})
+	made, problems := pool.BuildPools(pool.Input{Node: "node", Snapshot: s, Features: kept})
 	if len(problems) > 0 {
 		b.Fatal(problems)
 	}

@@ -13,7 +13,7 @@
 //
 // # What is published without a feature
 //
-// The set is a parameter of pool.BuildPool, the pure function that computes slices. For each
+// The set is a parameter of pool.BuildPools, the pure function that computes slices. For each
 // missing field, something else is published, and never such that the scheduler could allocate one
 // physical device to two claims:
 //

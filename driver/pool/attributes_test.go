@@ -25,7 +25,7 @@ import (
 func hostDevices(t *testing.T, file string, attributes ...resourceapi.QualifiedName) map[string]resourceapi.Device {
 	t.Helper()
 	settings := &rules.Rules{Attributes: attributes}
-	made, problems := BuildPool(Input{Snapshot: settings.ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, file), families.All)), Features: without("DRAPartitionableDevicesType")})
+	made, problems := BuildPools(Input{Node: "node", Snapshot: settings.ApplyTo(scan.ReadHost(discoverytest.ReadHost(t, file), families.All)), Features: without("DRAPartitionableDevicesType")})
 	for _, problem := range problems {
 		t.Log(problem)
 	}
@@ -84,17 +84,17 @@ func TestInterfaceInPod(t *testing.T) {
 		}
 		return []rules.Offered{d}
 	}
-	build := func(last resourceslice.Pool, devices []rules.Offered, claims ...*allocation.Claim) resourceslice.Pool {
+	build := func(last resourceslice.DriverResources, devices []rules.Offered, claims ...*allocation.Claim) resourceslice.DriverResources {
 		snapshot := &rules.Snapshot{Devices: devices, Attributes: []resourceapi.QualifiedName{"defaultRoute"}}
-		made, _ := BuildPool(Input{Snapshot: snapshot, Last: last, Claims: claims, Features: features.All()})
+		made, _ := BuildPools(Input{Node: "node", Snapshot: snapshot, Last: last, Claims: claims, Features: features.All()})
 		return made
 	}
-	claim := &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Device: "adapter", Source: "adapter", Silicon: "adapter", Whole: true}}}
+	claim := &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Pool: "node/other", Device: "adapter", Source: "adapter", Silicon: "adapter", Whole: true}}}
 	moved := &allocation.Claim{Namespace: "default", Name: "c", Results: slices.Clone(claim.Results)}
 	moved.Results[0].Edits.NetDevices = []*specs.LinuxNetDevice{{HostInterfaceName: "ens1", Name: "net1"}}
-	free := build(resourceslice.Pool{}, adapter("ens1"))
-	without := build(resourceslice.Pool{}, adapter(""))
-	ended, _ := BuildPool(Input{
+	free := build(resourceslice.DriverResources{}, adapter("ens1"))
+	without := build(resourceslice.DriverResources{}, adapter(""))
+	ended, _ := BuildPools(Input{Node: "node",
 		Snapshot: &rules.Snapshot{Devices: adapter(""), Attributes: []resourceapi.QualifiedName{"defaultRoute"}},
 		Last:     free, Returning: map[string]bool{"adapter": true}, Features: features.All(),
 	})
@@ -102,19 +102,19 @@ func TestInterfaceInPod(t *testing.T) {
 	otherDriver[0].Attributes.SetString("driver", "vfio-pci")
 	restarted := adapter("ens1") // the claim's record has no link layer
 	delete(restarted[0].Attributes, "linkLayer")
-	for name, test := range map[string]struct{ got, want resourceslice.Pool }{
+	for name, test := range map[string]struct{ got, want resourceslice.DriverResources }{
 		"a network plugin moved it":          {build(free, adapter(""), claim), free},
 		"the claim moved it":                 {build(free, adapter(""), moved), free},
-		"the claim moved it by another name": {build(build(resourceslice.Pool{}, adapter("ens0")), adapter(""), moved), free},
-		"the agent started again":            {build(resourceslice.Pool{}, adapter(""), moved), build(resourceslice.Pool{}, restarted)},
-		"it has another name by now":         {build(free, adapter("ens2"), claim), build(resourceslice.Pool{}, adapter("ens2"))},
+		"the claim moved it by another name": {build(build(resourceslice.DriverResources{}, adapter("ens0")), adapter(""), moved), free},
+		"the agent started again":            {build(resourceslice.DriverResources{}, adapter(""), moved), build(resourceslice.DriverResources{}, restarted)},
+		"it has another name by now":         {build(free, adapter("ens2"), claim), build(resourceslice.DriverResources{}, adapter("ens2"))},
 		"no claim has it":                    {build(free, adapter("")), without},
 		"its claim has just ended":           {ended, free},
-		"it has another driver":              {build(free, otherDriver, claim), build(resourceslice.Pool{}, otherDriver)},
+		"it has another driver":              {build(free, otherDriver, claim), build(resourceslice.DriverResources{}, otherDriver)},
 		"it was never published with a name": {build(without, adapter(""), claim), without},
 	} {
 		if !equality.Semantic.DeepEqual(test.got, test.want) {
-			t.Errorf("%s: the pool is %+v, want %+v", name, test.got.Slices[0].Devices[0].Attributes, test.want.Slices[0].Devices[0].Attributes)
+			t.Errorf("%s: the pool is %+v, want %+v", name, SlicesOf(test.got)[0].Devices[0].Attributes, SlicesOf(test.want)[0].Devices[0].Attributes)
 		}
 	}
 }

@@ -22,13 +22,14 @@ const (
 	combinedTaken    = 1024 // counters consumed by all devices of a slice
 )
 
-// combineSlices returns slices with each counter set next to all its consumers. Kubernetes 1.34
+// combineSlices returns the slices of a pool with the devices, each counter set next to all its
+// consumers. Kubernetes 1.34
 // requires this layout, since its scheduler counts within a slice
 // (structured/internal/incubating/allocator_incubating.go of 0.34, checkAvailableCounters). The
 // slices are ordered by their first devices. Devices of a counter set too large for a slice are
 // left out, with a problem for each.
-func (b *builder) combineSlices() (out []resourceslice.Slice) {
-	for _, unit := range b.smallestSlices() {
+func (b *builder) combineSlices(devices []resourceapi.Device) (out []resourceslice.Slice) {
+	for _, unit := range b.smallestSlices(devices) {
 		b.fitUnit(&unit)
 		if last := len(out) - 1; last >= 0 && fitsLimits(join(out[last], unit)) {
 			out[last] = join(out[last], unit)
@@ -41,9 +42,9 @@ func (b *builder) combineSlices() (out []resourceslice.Slice) {
 
 // smallestSlices returns the smallest possible slices: each counter set with all its consumers, and
 // each other device alone.
-func (b *builder) smallestSlices() (units []resourceslice.Slice) {
+func (b *builder) smallestSlices(devices []resourceapi.Device) (units []resourceslice.Slice) {
 	of := make(map[string]int) // index in units, by counter set
-	for _, device := range b.devicesInOrder() {
+	for _, device := range devices {
 		if len(device.ConsumesCounters) == 0 {
 			units = append(units, resourceslice.Slice{Devices: []resourceapi.Device{device}})
 			continue

@@ -68,8 +68,8 @@ func TestCombined(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			resources, problems := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Claims: test.holds})
-			if diff := cmp.Diff(test.want, pooltest.SketchPool(resources)); diff != "" {
+			resources, problems := BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Claims: test.holds})
+			if diff := cmp.Diff(test.want, pooltest.SketchPools(resources)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if len(problems) != test.left {
@@ -95,15 +95,15 @@ func names(devices []rules.Offered, suffix string) (out string) {
 func TestCombinedOfRandomHosts(t *testing.T) {
 	for seed := range uint64(20) {
 		snapshot := discoverytest.RandomHost(rand.New(rand.NewPCG(seed, 1)), 200)
-		want, _ := BuildPool(Input{Snapshot: snapshot, Features: features.All()})
-		got, problems := BuildPool(Input{Snapshot: snapshot, Features: without("SeparateCounters")})
+		want, _ := BuildPools(Input{Node: "node", Snapshot: snapshot, Features: features.All()})
+		got, problems := BuildPools(Input{Node: "node", Snapshot: snapshot, Features: without("SeparateCounters")})
 		if len(problems) > 0 {
 			t.Fatalf("problems: %v", problems)
 		}
 		if diff := cmp.Diff(devicesOf(want), devicesOf(got)) + cmp.Diff(countersOf(want), countersOf(got)); diff != "" {
 			t.Fatalf("(-separate +combined):\n%s", diff)
 		}
-		for i, slice := range got.Slices {
+		for i, slice := range SlicesOf(got) {
 			if err := validBefore135(slice); err != nil {
 				t.Errorf("slice %d: %v", i, err)
 			}

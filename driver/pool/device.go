@@ -30,7 +30,7 @@ func (b *builder) addDevice(d *rules.Offered) error {
 	}
 	for _, name := range names {
 		device.Name = name
-		b.devices[name], b.places[name] = device, b.near.places[d.Silicon()]
+		b.devices[name], b.places[name], b.pools[name] = device, b.near.places[d.Silicon()], b.poolOf(d.Silicon())
 	}
 	return nil
 }

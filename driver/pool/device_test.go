@@ -34,7 +34,7 @@ func byNumber(name string, shares int64) rules.Offered {
 
 func TestSlicesOfSharedDevices(t *testing.T) {
 	all := func(kept features.Set, devices ...rules.Offered) map[string]resourceapi.Device {
-		out, problems := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: kept})
+		out, problems := BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: devices}, Features: kept})
 		if len(problems) > 0 {
 			t.Errorf("problems: %v", problems)
 		}

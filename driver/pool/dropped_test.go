@@ -21,8 +21,8 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 		for j, after := range pooltest.FeatureSets() {
 			random := rand.New(rand.NewPCG(uint64(i), uint64(j)))
 			first := discoverytest.RandomHost(random, 30)
-			in := Input{Features: after, Snapshot: discoverytest.RandomHost(random, 30), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
-			in.Last, _ = BuildPool(Input{Snapshot: first, Features: before})
+			in := Input{Node: "node", Features: after, Snapshot: discoverytest.RandomHost(random, 30), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
+			in.Last, _ = BuildPools(Input{Node: "node", Snapshot: first, Features: before})
 			for _, name := range slices.Sorted(maps.Keys(devicesOf(in.Last))) {
 				d, found := LookupDevice(first, name)
 				if !found || random.IntN(3) > 0 {
@@ -32,7 +32,7 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 				h.Results[0].Source, h.Results[0].Shared = d.Name, d.Shareable || d.Sharing != nil
 				in.Claims = append(in.Claims, h)
 			}
-			published, _ := BuildPool(in)
+			published, _ := BuildPools(in)
 			for _, device := range devicesOf(published) {
 				for _, what := range dropped(device, countersOf(published), after) {
 					t.Errorf("from %+v to %+v: %s has %s", before, after, device.Name, what)

@@ -41,7 +41,7 @@ func TestExamplesOnDefaults(t *testing.T) {
 		t.Run(test.example+" on "+test.host, func(t *testing.T) {
 			host := discoverytest.ReadHost(t, filepath.Join("../../discovery/families", test.host))
 			snapshot := (&rules.Rules{}).ApplyTo(scan.ReadHost(host, families.All))
-			made, problems := BuildPool(Input{Snapshot: snapshot, Features: features.All()})
+			made, problems := BuildPools(Input{Node: "node", Snapshot: snapshot, Features: features.All()})
 			if len(problems) > 0 {
 				t.Fatal(problems)
 			}
@@ -58,7 +58,7 @@ func TestExamplesOnDefaults(t *testing.T) {
 func TestAlignedExample(t *testing.T) {
 	host := discoverytest.ReadHost(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
 	settings := &rules.Rules{Attributes: []resourceapi.QualifiedName{"group4"}}
-	made, _ := BuildPool(Input{Snapshot: settings.ApplyTo(scan.ReadHost(host, families.All)), Features: features.All()})
+	made, _ := BuildPools(Input{Node: "node", Snapshot: settings.ApplyTo(scan.ReadHost(host, families.All)), Features: features.All()})
 	members := make(map[string][]string)
 	for name, d := range devicesOf(made) {
 		group := *d.Attributes[topology.GroupAttribute(4)].StringValue

@@ -43,7 +43,7 @@ func BenchmarkFleet(b *testing.B) {
 	}
 	for _, node := range []struct {
 		name    string
-		pool    resourceslice.Pool
+		pools   resourceslice.DriverResources
 		selects string
 	}{
 		{"example", separatePool(exampleDevices()), `true`},
@@ -65,7 +65,7 @@ func BenchmarkFleet(b *testing.B) {
 			driver = "gpu.nvidia.com"
 		}
 		for _, full := range []bool{false, true} {
-			b.Run(fmt.Sprintf("%s/full=%t", node.name, full), func(b *testing.B) { measureNode(b, driver, node.pool, node.selects, full) })
+			b.Run(fmt.Sprintf("%s/full=%t", node.name, full), func(b *testing.B) { measureNode(b, driver, node.pools, node.selects, full) })
 		}
 	}
 }
@@ -119,34 +119,35 @@ func partitionedGPUs(b *testing.B) (devices []rules.Offered) {
 	return devices
 }
 
-// withoutAttributes returns the pool with only the attributes and capacities of GPUs.
-func withoutAttributes(pool resourceslice.Pool) resourceslice.Pool {
-	for _, slice := range pool.Slices {
+// withoutAttributes returns the pools with only the attributes and capacities of GPUs.
+func withoutAttributes(pools resourceslice.DriverResources) resourceslice.DriverResources {
+	for _, slice := range SlicesOf(pools) {
 		for i := range slice.Devices {
 			if d := &slice.Devices[i]; *d.Attributes["kind"].StringValue != "gpu" {
 				d.Attributes, d.Capacity = nil, nil
 			}
 		}
 	}
-	return pool
+	return pools
 }
 
-// separatePool returns the pool of devices without counters.
-func separatePool(devices []resourceapi.Device) (made resourceslice.Pool) {
+// separatePool returns one pool of devices without counters.
+func separatePool(devices []resourceapi.Device, counters ...resourceslice.Slice) resourceslice.DriverResources {
+	made := resourceslice.Pool{Slices: counters}
 	for _, chunk := range spreadDevices(devices) {
 		made.Slices = append(made.Slices, resourceslice.Slice{Devices: chunk})
 	}
-	return made
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": made}}
 }
 
 // publishedAs returns the ResourceSlices of a node, with additional attributes.
-func publishedAs(b *testing.B, attributes []resourceapi.QualifiedName, groups ...[]rules.Offered) resourceslice.Pool {
+func publishedAs(b *testing.B, attributes []resourceapi.QualifiedName, groups ...[]rules.Offered) resourceslice.DriverResources {
 	b.Helper()
 	snapshot := &rules.Snapshot{Attributes: attributes}
 	for _, group := range groups {
 		snapshot.Devices = append(snapshot.Devices, group...)
 	}
-	made, problems := BuildPool(Input{Snapshot: snapshot, Features: without("DRAPartitionableDevicesType", "DRAListTypeAttributes")})
+	made, problems := BuildPools(Input{Node: "node", Snapshot: snapshot, Features: without("DRAPartitionableDevicesType", "DRAListTypeAttributes")})
 	if len(problems) > 0 {
 		b.Fatal(problems)
 	}
@@ -189,7 +190,7 @@ func nvidiaDevices() (devices []resourceapi.Device) {
 
 // nvidiaInstances are the eight H100 and their MIG instances, as NVIDIA's driver publishes them with the
 // feature gate DynamicMIG: a device for each placement, with seven capacities, which are also counters.
-func nvidiaInstances(b *testing.B) resourceslice.Pool {
+func nvidiaInstances(b *testing.B) resourceslice.DriverResources {
 	b.Helper()
 	var counters []resourceapi.CounterSet
 	var devices []resourceapi.Device
@@ -247,15 +248,13 @@ func nvidiaInstances(b *testing.B) resourceslice.Pool {
 			b.Fatalf("a GPU has %d devices, want 26", len(devices))
 		}
 	}
-	pool := separatePool(devices)
-	pool.Slices = slices.Insert(pool.Slices, 0, resourceslice.Slice{SharedCounters: counters})
-	return pool
+	return separatePool(devices, resourceslice.Slice{SharedCounters: counters})
 }
 
 // measureNode allocates one device that an expression selects.
-func measureNode(b *testing.B, driver string, pool resourceslice.Pool, selects string, full bool) {
+func measureNode(b *testing.B, driver string, pools resourceslice.DriverResources, selects string, full bool) {
 	s := pooltest.NewScheduler(b, features.All())
-	s.Publish(pool)
+	s.Publish(pools)
 	size := 0
 	for _, slice := range s.Slices {
 		slice.Spec.Driver = driver

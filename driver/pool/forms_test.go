@@ -68,8 +68,8 @@ func TestForms(t *testing.T) {
 		"for administration alone": {admin(alone), units, today, all},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.now, {Device: discovery.Device{Name: "b"}}}}, Features: test.server, Claims: []*allocation.Claim{test.claim}}
-			pool, problems := BuildPool(in)
+			in := Input{Node: "node", Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.now, {Device: discovery.Device{Name: "b"}}}}, Features: test.server, Claims: []*allocation.Claim{test.claim}}
+			pool, problems := BuildPools(in)
 			if got := namesIn(pool); got != test.want {
 				t.Errorf("published %q, want %q", got, test.want)
 			}
@@ -77,7 +77,7 @@ func TestForms(t *testing.T) {
 				t.Errorf("problems %v", problems)
 			}
 			in.Claims = nil
-			if pool, _ := BuildPool(in); namesIn(pool) == "b" {
+			if pool, _ := BuildPools(in); namesIn(pool) == "b" {
 				t.Error("left out though the claim has ended")
 			}
 		})
@@ -88,8 +88,8 @@ func TestForms(t *testing.T) {
 // counters are not published while the scheduler cannot see the consumption of one of them.
 func TestFormsOfOthers(t *testing.T) {
 	kvm := rules.Offered{Device: discovery.Device{Name: "a", Shareable: true}}
-	claim := &allocation.Claim{Results: []allocation.Result{{Device: "a-share-07", Source: "a", Silicon: "a", Whole: true, Shared: true}}}
-	pool, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{kvm}}, Features: features.All(), Claims: []*allocation.Claim{claim}})
+	claim := &allocation.Claim{Results: []allocation.Result{{Pool: "node/other", Device: "a-share-07", Source: "a", Silicon: "a", Whole: true, Shared: true}}}
+	pool, _ := BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: []rules.Offered{kvm}}, Features: features.All(), Claims: []*allocation.Claim{claim}})
 	if got := namesIn(pool); got != "a" {
 		t.Errorf("of an open device there is %q", got)
 	}
@@ -100,7 +100,7 @@ func TestFormsOfOthers(t *testing.T) {
 	part.Sharing = byNumber("a", 4).Sharing
 	devices := []rules.Offered{part, pooltest.PartDevice("gpu", "b", 3), pooltest.PartDevice("other", "c", 3)}
 	claim = hold("a", "gpu", false, part.Takes)
-	pool, _ = BuildPool(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Claims: []*allocation.Claim{claim}})
+	pool, _ = BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Claims: []*allocation.Claim{claim}})
 	if got := namesIn(pool); got != "c" {
 		t.Errorf("beside a part in another form there is %q", got)
 	}
@@ -114,6 +114,6 @@ func admin(c *allocation.Claim) *allocation.Claim {
 }
 
 // namesIn returns the names of the devices in a pool.
-func namesIn(pool resourceslice.Pool) string {
+func namesIn(pool resourceslice.DriverResources) string {
 	return strings.Join(slices.Sorted(maps.Keys(devicesOf(pool))), " ")
 }

@@ -56,10 +56,12 @@ func (b *builder) joinGone() {
 		}
 	}
 	for name, h := range b.alone {
-		silicon, joined := groups[b.held[name]]
-		if _, present := b.Snapshot.Lookup(b.held[name]); joined && !present && h.Silicon != silicon {
+		r := b.held[name]
+		silicon, joined := groups[r.Source]
+		if _, present := b.Snapshot.Lookup(r.Source); joined && !present && h.Silicon != silicon {
 			h.Silicon, h.Whole, h.Takes = silicon, true, nil
 			b.alone[name] = h
+			b.recordPoolOf(silicon, r.Pool)
 		}
 	}
 }
@@ -68,7 +70,7 @@ func (b *builder) joinGone() {
 func (b *builder) takenByGone() map[string][]allocation.Hold {
 	gone := make(map[string][]allocation.Hold)
 	for name, h := range b.alone {
-		if _, present := b.Snapshot.Lookup(b.held[name]); !present {
+		if _, present := b.Snapshot.Lookup(b.held[name].Source); !present {
 			gone[h.Silicon] = append(gone[h.Silicon], h)
 		}
 	}
@@ -104,8 +106,8 @@ func (b *builder) isUncounted(d *rules.Offered, gone []allocation.Hold) bool {
 // exclusively allocated devices whose counters the scheduler must see. No other claim can allocate
 // such a device.
 func (b *builder) addGone() {
-	for name, source := range b.held {
-		if _, present := b.Snapshot.Lookup(source); present {
+	for name, r := range b.held {
+		if _, present := b.Snapshot.Lookup(r.Source); present || b.torn[name] || b.torn[r.Silicon] {
 			continue
 		}
 		device, known := b.lastDevices[name]
@@ -113,7 +115,7 @@ func (b *builder) addGone() {
 			device = resourceapi.Device{Name: name}
 		}
 		device = withoutRelations(device)
-		device.Taints = b.healthTaints(b.Snapshot.Gone.HealthOf(source, b.GoneEffect))
+		device.Taints = b.healthTaints(b.Snapshot.Gone.HealthOf(r.Source, b.GoneEffect))
 		if !b.Features.Sharing {
 			device.AllowMultipleAllocations, device.Capacity = nil, withoutPolicies(device.Capacity)
 		}
@@ -133,7 +135,7 @@ func (b *builder) addGone() {
 		if !b.keepCounters(device.ConsumesCounters) {
 			device.ConsumesCounters = nil
 		}
-		b.devices[name] = device
+		b.devices[name], b.pools[name] = device, b.poolOfGone(r, device)
 	}
 }
 

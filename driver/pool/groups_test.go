@@ -41,16 +41,16 @@ func TestNoFunctionOfAGroupIsFreeWhileAClaimHasOneFromBefore(t *testing.T) {
 		"the first is left out, not a group": {[]rules.Offered{separate}, true},
 	} {
 		for _, kept := range pooltest.FeatureSets() {
-			before, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{alone}}, Features: kept})
+			before, _ := BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: []rules.Offered{alone}}, Features: kept})
 			scheduler := pooltest.NewScheduler(t, kept).Publish(before)
 			if _, ok := scheduler.AllocateDevice("pod", resourceapi.ExactDeviceRequest{}); !ok {
 				t.Fatalf("%s: the first function is not allocated", name)
 			}
-			after, problems := BuildPool(Input{
+			after, problems := BuildPools(Input{Node: "node",
 				Snapshot: &rules.Snapshot{Devices: test.after}, Features: kept, Last: before, Claims: []*allocation.Claim{claim},
 			})
 			if got, ok := scheduler.Publish(after).AllocateDevice("vm", resourceapi.ExactDeviceRequest{}); ok != test.free || len(problems) > 0 {
-				t.Errorf("%s, %+v: allocated %t, %v; problems %v; slices %q", name, kept, ok, got, problems, pooltest.SketchPool(after))
+				t.Errorf("%s, %+v: allocated %t, %v; problems %v; slices %q", name, kept, ok, got, problems, pooltest.SketchPools(after))
 			}
 		}
 	}

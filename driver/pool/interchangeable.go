@@ -86,7 +86,7 @@ func (b *builder) addInterchangeable(free map[string][]string) {
 		for _, hold := range b.chosen[name] {
 			count[hold.Device] = true
 		}
-		if len(free[name]) == 0 {
+		if len(free[name]) == 0 || b.torn[name] {
 			continue
 		}
 		one, most := *resource.NewQuantity(1, resource.DecimalSI), *resource.NewQuantity(int64(min(len(count), MaxChosen)), resource.DecimalSI)
@@ -102,6 +102,6 @@ func (b *builder) addInterchangeable(free map[string][]string) {
 				RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidRange: amounts},
 			}},
 		}
-		b.places[name] = b.near.places[first.Silicon()]
+		b.places[name], b.pools[name] = b.near.places[first.Silicon()], b.poolOf(name, first.Silicon())
 	}
 }

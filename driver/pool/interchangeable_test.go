@@ -27,7 +27,7 @@ func channels(n int) (devices []rules.Offered) {
 
 // ofDevice returns the claim of a device that was allocated by a name.
 func ofDevice(device, name string) *allocation.Claim {
-	return &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Device: name, Source: device, Silicon: device, Whole: true}}}
+	return &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Pool: "node/other", Device: name, Source: device, Silicon: device, Whole: true}}}
 }
 
 // Interchangeable devices are published as one device with a capacity, unless the server or the
@@ -69,9 +69,9 @@ func TestInterchangeable(t *testing.T) {
 		"without taint": {func(in *Input) { in.Snapshot.Devices[0].Health, in.Features = unhealthy, without("DRADeviceTaints") }, "channels", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := Input{Snapshot: &rules.Snapshot{Devices: channels(3)}, Features: features.All(), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
+			in := Input{Node: "node", Snapshot: &rules.Snapshot{Devices: channels(3)}, Features: features.All(), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
 			test.change(&in)
-			made, _ := BuildPool(in)
+			made, _ := BuildPools(in)
 			if got := namesIn(made); got != test.names {
 				t.Errorf("the pool has %q, want %q", got, test.names)
 			}
@@ -150,9 +150,9 @@ func TestInterchangeableFunctions(t *testing.T) {
 		}, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := Input{Snapshot: &rules.Snapshot{Devices: functions(3)}, Features: features.All(), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
+			in := Input{Node: "node", Snapshot: &rules.Snapshot{Devices: functions(3)}, Features: features.All(), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule}
 			test.change(&in, &in.Snapshot.Devices[1])
-			made, _ := BuildPool(in)
+			made, _ := BuildPools(in)
 			if got := namesIn(made); got != test.names {
 				t.Errorf("the pool has %q, want %q", got, test.names)
 			}
@@ -170,7 +170,7 @@ func TestInterchangeableFunctions(t *testing.T) {
 
 // ofFunction returns the claim of the second function, which was allocated by a name.
 func ofFunction(name string) *allocation.Claim {
-	return &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Device: name, Source: "function-1", Silicon: "adapter"}}}
+	return &allocation.Claim{Namespace: "default", Name: "c", Results: []allocation.Result{{Pool: "node/other", Device: name, Source: "function-1", Silicon: "adapter"}}}
 }
 
 var unhealthy = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionUnhealthy}
@@ -178,7 +178,7 @@ var unhealthy = discovery.Health{Status: discovery.Unhealthy, Condition: discove
 // The scheduler allocates each of the interchangeable devices once, and one for a request without an
 // amount.
 func TestSchedulerAllocatesInterchangeable(t *testing.T) {
-	made, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: channels(3)}, Features: features.All()})
+	made, _ := BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: channels(3)}, Features: features.All()})
 	s := pooltest.NewScheduler(t, features.All()).Publish(made)
 	several := func(n int64) resourceapi.ExactDeviceRequest {
 		amount := map[resourceapi.QualifiedName]resource.Quantity{discovery.Shares: *resource.NewQuantity(n, resource.DecimalSI)}

@@ -71,8 +71,8 @@ func TestLists(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			before := fmt.Sprint(test.device.Attributes)
-			resources, problems := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.device}}, Features: without(test.dropped...)})
-			got := resources.Slices[0].Devices[0]
+			resources, problems := BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.device}}, Features: without(test.dropped...)})
+			got := SlicesOf(resources)[0].Devices[0]
 			if diff := cmp.Diff(test.linked, got.Attributes["rdmaDevice"]); diff != "" {
 				t.Errorf("rdmaDevice (-want +got):\n%s", diff)
 			}
@@ -100,8 +100,8 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 			d.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
 		}
 		d.Lists = discovery.Lists{"rdmaDevice": {StringValues: many(test.peers)}}
-		resources, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
-		slice := resources.Slices[1]
+		resources, _ := BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
+		slice := SlicesOf(resources)[1]
 		values := 0
 		for _, attribute := range slice.Devices[0].Attributes {
 			values += valuesOf(attribute)
@@ -114,13 +114,13 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 
 // A vanished device has no lists if the server no longer keeps lists.
 func TestListsOfTheGone(t *testing.T) {
-	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*allocation.Claim{some("a", "a")}, Features: without("DRAListTypeAttributes")}
+	in := Input{Node: "node", Snapshot: &rules.Snapshot{}, Claims: []*allocation.Claim{some("a", "a")}, Features: without("DRAListTypeAttributes")}
 	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		numaNode: {IntValues: []int64{1, 0}}, "kind": {StringValue: new("gpu")},
 	}}})
-	resources, _ := BuildPool(in)
+	resources, _ := BuildPools(in)
 	want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: new("gpu")}}
-	if diff := cmp.Diff(want, resources.Slices[0].Devices[0].Attributes); diff != "" {
+	if diff := cmp.Diff(want, SlicesOf(resources)[0].Devices[0].Attributes); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -2,6 +2,8 @@ package pool
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,25 +12,28 @@ import (
 	"chandler.dev/discovery"
 )
 
-// SliceObjects returns the ResourceSlices of a node's pool as the library's controller first writes
+// SliceObjects returns the ResourceSlices of a node's pools as the library's controller first writes
 // them (resourceslicecontroller.go, syncPool, of k8s.io/dynamic-resource-allocation 0.37), without
 // the owner and the random end of the name.
-func SliceObjects(node string, p resourceslice.Pool) *resourceapi.ResourceSliceList {
+func SliceObjects(node string, pools resourceslice.DriverResources) *resourceapi.ResourceSliceList {
 	list := &resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"}}
-	for i := range p.Slices {
-		slice := &p.Slices[i]
-		list.Items = append(list.Items, resourceapi.ResourceSlice{
-			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, discovery.Domain, node)},
-			Spec: resourceapi.ResourceSliceSpec{
-				Driver:                 discovery.Domain,
-				NodeName:               &node,
-				Pool:                   resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(p.Slices))},
-				Devices:                slice.Devices,
-				SharedCounters:         slice.SharedCounters,
-				PartitionTypeAttribute: slice.PartitionTypeAttribute,
-			},
-		})
+	for _, name := range slices.Sorted(maps.Keys(pools.Pools)) {
+		p := pools.Pools[name]
+		for i := range p.Slices {
+			slice := &p.Slices[i]
+			list.Items = append(list.Items, resourceapi.ResourceSlice{
+				TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, discovery.Domain, node)},
+				Spec: resourceapi.ResourceSliceSpec{
+					Driver:                 discovery.Domain,
+					NodeName:               &node,
+					Pool:                   resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: int64(len(p.Slices))},
+					Devices:                slice.Devices,
+					SharedCounters:         slice.SharedCounters,
+					PartitionTypeAttribute: slice.PartitionTypeAttribute,
+				},
+			})
+		}
 	}
 	return list
 }

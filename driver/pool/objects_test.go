@@ -23,20 +23,22 @@ import (
 func TestObjectsAreTheController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		taken := resourceapi.CounterSet{Name: "gpu", Counters: map[string]resourceapi.Counter{}}
-		p := resourceslice.Pool{Slices: []resourceslice.Slice{{SharedCounters: []resourceapi.CounterSet{taken}}}}
+		main := resourceslice.Pool{Slices: []resourceslice.Slice{{SharedCounters: []resourceapi.CounterSet{taken}}}}
 		for i := range 20 {
-			p.Slices = append(p.Slices, resourceslice.Slice{Devices: []resourceapi.Device{{Name: "gpu-" + string(rune('a'+i))}}, PartitionTypeAttribute: new(resourceapi.FullyQualifiedName("chandler.dev/x"))})
+			main.Slices = append(main.Slices, resourceslice.Slice{Devices: []resourceapi.Device{{Name: "gpu-" + string(rune('a'+i))}}, PartitionTypeAttribute: new(resourceapi.FullyQualifiedName("chandler.dev/x"))})
 		}
+		other := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "kvm"}}}}}
+		p := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": main, "node/other": other}}
 		client := fake.NewClientset()
 		client.PrependReactor("create", "resourceslices", func(action kubetesting.Action) (bool, runtime.Object, error) {
 			slice := action.(kubetesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
-			slice.Name = slice.GenerateName + "x" // as in the API server
+			slice.Name = slice.GenerateName + strings.ReplaceAll(slice.Spec.Pool.Name, "/", "-") // the API server adds five random characters
 			return false, nil, nil
 		})
 		controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
 			DriverName: discovery.Domain, KubeClient: client,
 			Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
-			Resources: &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": p}},
+			Resources: &p,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -49,14 +51,14 @@ func TestObjectsAreTheController(t *testing.T) {
 		}
 		byName := make(map[string]resourceapi.ResourceSlice)
 		for _, slice := range written.Items {
-			byName[strings.TrimSuffix(slice.GenerateName, "-")] = slice
+			byName[slice.Spec.Pool.Name+" "+strings.TrimSuffix(slice.GenerateName, "-")] = slice
 		}
 		objects := pool.SliceObjects("node", p)
 		if len(objects.Items) != len(written.Items) || len(byName) != len(written.Items) {
 			t.Fatalf("%d objects, %d written", len(objects.Items), len(written.Items))
 		}
 		for _, object := range objects.Items {
-			if want := byName[object.Name].Spec; !equality.Semantic.DeepEqual(want, object.Spec) {
+			if want := byName[object.Spec.Pool.Name+" "+object.Name].Spec; !equality.Semantic.DeepEqual(want, object.Spec) {
 				t.Errorf("%s: -written +object:\n%s", object.Name, cmp.Diff(want, object.Spec))
 			}
 		}

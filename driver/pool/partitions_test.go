@@ -33,10 +33,10 @@ func profiled(silicon, name, profile string, takes int) rules.Offered {
 // partition type attribute.
 func typesOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) map[string]string {
 	t.Helper()
-	resources, _ := BuildPool(Input{Snapshot: snapshot, Features: kept})
+	resources, _ := BuildPools(Input{Node: "node", Snapshot: snapshot, Features: kept})
 	types := make(map[string]string)
 	declared := false
-	for _, slice := range resources.Slices {
+	for _, slice := range SlicesOf(resources) {
 		competing := slices.ContainsFunc(slice.Devices, consumesCounters)
 		switch name := slice.PartitionTypeAttribute; {
 		case name != nil && (*name != "chandler.dev/partitionType" || !competing):
@@ -155,7 +155,7 @@ func TestPartitionTypesOfRandomHosts(t *testing.T) {
 // features.
 func schedulerOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) *pooltest.Scheduler {
 	t.Helper()
-	pool, problems := BuildPool(Input{Snapshot: snapshot, Features: kept})
+	pool, problems := BuildPools(Input{Node: "node", Snapshot: snapshot, Features: kept})
 	if len(problems) > 0 {
 		t.Fatalf("problems: %v", problems)
 	}
@@ -163,9 +163,9 @@ func schedulerOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) *poo
 }
 
 // groupsOf returns the compatibility groups of all competing devices.
-func groupsOf(pool resourceslice.Pool) map[string]string {
+func groupsOf(pool resourceslice.DriverResources) map[string]string {
 	groups := make(map[string]string)
-	for _, slice := range pool.Slices {
+	for _, slice := range SlicesOf(pool) {
 		for _, device := range slice.Devices {
 			for _, consumed := range device.ConsumesCounters {
 				groups[device.Name] = strings.Join(consumed.CompatibilityGroups, " ")
@@ -176,10 +176,10 @@ func groupsOf(pool resourceslice.Pool) map[string]string {
 }
 
 func TestCompatibilityGroups(t *testing.T) {
-	in := Input{Features: features.All(), Snapshot: &rules.Snapshot{Devices: []rules.Offered{
+	in := Input{Node: "node", Features: features.All(), Snapshot: &rules.Snapshot{Devices: []rules.Offered{
 		pooltest.PartDevice("g0", "g0", 7), pooltest.PartDevice("g0", "g0-a", 3), pooltest.PartDevice("iommu-group-1", "g1", 7), {Device: discovery.Device{Name: "x"}},
 	}}}
-	in.Last, _ = BuildPool(in)
+	in.Last, _ = BuildPools(in)
 	want := map[string]string{"g0": "whole", "g0-a": "parts", "g1": "parts"}
 	if diff := cmp.Diff(want, groupsOf(in.Last)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -188,7 +188,7 @@ func TestCompatibilityGroups(t *testing.T) {
 	in.Claims = []*allocation.Claim{some("g0-a", "g0-a")}
 	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{pooltest.PartDevice("g0", "g0", 7)}}
 	for _, in.Features = range []features.Set{features.All(), without("DRADeviceCompatibilityGroups"), without("DRAPartitionableDevicesType")} {
-		in.Last, _ = BuildPool(in)
+		in.Last, _ = BuildPools(in)
 		want := map[string]string{"g0": "whole", "g0-a": "parts"}
 		if !in.Features.Groups {
 			want = map[string]string{"g0": "", "g0-a": ""}

@@ -1,4 +1,4 @@
-// Package pool turns the devices of a host into the ResourceSlices of its node's pool, and finds
+// Package pool turns the devices of a host into the ResourceSlices of its node's pools, and finds
 // the device for an allocated name. The package is pure: it reads neither the host nor the API
 // server.
 package pool
@@ -25,24 +25,26 @@ import (
 // since otherwise the first taint would move devices between slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// Input is the complete input of [BuildPool].
+// Input is the complete input of [BuildPools].
 type Input struct {
+	Node          string // name of the node
 	Snapshot      *rules.Snapshot
 	Withheld      map[string]string             // by physical device: why no new consumer can allocate it
 	Claims        []*allocation.Claim           // of this boot
-	Last          resourceslice.Pool            // the pool as last published
+	Last          resourceslice.DriverResources // the pools as last published
 	Features      features.Set                  // of the API server
 	ExcusedHealth map[string]bool               // devices whose Unknown health is not published
 	Returning     map[string]bool               // devices whose network interface may soon return from the pod of an ended claim
 	GoneEffect    resourceapi.DeviceTaintEffect // for allocated devices missing from the snapshot
 }
 
-// BuildPool returns the pool, and a problem for each omitted device. BuildPool omits a device if
-// the server would otherwise refuse other devices as well. The devices of a slice are ordered by
-// their position in the machine and then by name, and counter sets by the name of the physical
-// device.
+// BuildPools returns the pools of a node by name, and a problem for each omitted device; see
+// [discovery.PoolName]. BuildPools omits a device if the server would otherwise refuse other devices
+// as well. A pool without devices is omitted, except that a node without devices has an empty main
+// pool, which shows the presence of the driver. The devices of a slice are ordered by their position
+// in the machine and then by name, and counter sets by the name of the physical device.
 // The same input always gives the same slices.
-func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
+func BuildPools(given Input) (resourceslice.DriverResources, []discovery.Problem) {
 	b := newBuilder(given)
 	b.addDevices()
 	if b.Features.Groups {
@@ -50,43 +52,52 @@ func BuildPool(given Input) (resourceslice.Pool, []discovery.Problem) {
 	}
 	typed := b.Features.PartitionType && b.setPartitionTypes()
 	b.shareLast()
-	var pool resourceslice.Pool
-	if b.Features.Separate || !b.Features.Counters { // without counters, slices need no combination
-		pool.Slices = b.separateSlices()
-	} else {
-		pool.Slices = b.combineSlices()
-	}
-	for i := range pool.Slices {
-		if typed && slices.ContainsFunc(pool.Slices[i].Devices, consumesCounters) {
-			pool.Slices[i].PartitionTypeAttribute = new(partitionTypeName)
+	devicesByPool := b.devicesByPool()
+	pools := make(map[string]resourceslice.Pool)
+	for _, name := range slices.Sorted(maps.Keys(devicesByPool)) {
+		devices := devicesByPool[name]
+		var pool resourceslice.Pool
+		if b.Features.Separate || !b.Features.Counters { // without counters, slices need no combination
+			pool.Slices = b.separateSlices(name, devices)
+		} else {
+			pool.Slices = b.combineSlices(devices)
 		}
+		for i := range pool.Slices {
+			if typed && slices.ContainsFunc(pool.Slices[i].Devices, consumesCounters) {
+				pool.Slices[i].PartitionTypeAttribute = new(partitionTypeName)
+			}
+		}
+		pools[name] = pool
 	}
-	if len(pool.Slices) == 0 {
-		// An empty pool shows the presence of the driver.
-		pool.Slices = []resourceslice.Slice{{}}
+	if len(pools) == 0 {
+		pools[discovery.PoolName(b.Node, true)] = resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
 	}
-	return pool, b.problems
+	return resourceslice.DriverResources{Pools: pools}, b.problems
 }
 
-// builder builds the content of a pool: devices, and the counter sets that they consume.
+// builder builds the content of the pools: devices, and the counter sets that they consume.
 type builder struct {
 	Input
 
 	devices  map[string]resourceapi.Device
 	counters map[string]resourceapi.CounterSet
-	places   map[string]int // by device name: position of the physical device, see [deviceOrder]; 0 if the device vanished
+	places   map[string]int    // by device name: position of the physical device, see [deviceOrder]; 0 if the device vanished
+	pools    map[string]string // by device name: name of the pool
 	problems []discovery.Problem
 
-	held   map[string]string            // allocated names to names in the snapshot, without common names
-	alone  map[string]allocation.Hold   // exclusive allocations, by allocated name, without common names
-	owned  map[string][]owned           // allocations of devices without unlimited sharing, by name in the snapshot
-	chosen map[string][]allocation.Hold // allocations by a common name, by that name
-	moved  map[string]string            // network interfaces that claims move to pods, by name in the snapshot
+	held   map[string]*allocation.Result // by allocated name, without common names; open allocations only if there is no other
+	alone  map[string]allocation.Hold    // exclusive allocations, by allocated name, without common names
+	owned  map[string][]owned            // allocations of devices without unlimited sharing, by name in the snapshot
+	chosen map[string][]allocation.Hold  // allocations by a common name, by that name
+	moved  map[string]string             // network interfaces that claims move to pods, by name in the snapshot
+
+	recorded map[string]string // pools by which claims have devices, see recordPool
+	torn     map[string]bool   // names that claims have by both pools
 
 	joined map[string]*rules.Offered // the first of the devices that are published as one, by their common name
 	near   *deviceOrder
 
-	// The content of the pool as last published.
+	// The content of the pools as last published.
 	lastDevices  map[string]resourceapi.Device
 	lastCounters map[string]resourceapi.CounterSet
 }
@@ -95,8 +106,9 @@ type builder struct {
 func newBuilder(given Input) *builder {
 	b := &builder{
 		Input:   given,
-		devices: make(map[string]resourceapi.Device), counters: make(map[string]resourceapi.CounterSet), places: make(map[string]int),
-		held: make(map[string]string), alone: make(map[string]allocation.Hold), owned: make(map[string][]owned),
+		devices: make(map[string]resourceapi.Device), counters: make(map[string]resourceapi.CounterSet), places: make(map[string]int), pools: make(map[string]string),
+		recorded: make(map[string]string), torn: make(map[string]bool),
+		held: make(map[string]*allocation.Result), alone: make(map[string]allocation.Hold), owned: make(map[string][]owned),
 		chosen: make(map[string][]allocation.Hold), moved: make(map[string]string),
 		near:        newDeviceOrder(rules.PlainDevices(given.Snapshot.Devices)),
 		lastDevices: devicesOf(given.Last), lastCounters: countersOf(given.Last),
@@ -113,14 +125,14 @@ func newBuilder(given Input) *builder {
 
 // addAllocation adds an allocation to the indexes.
 func (b *builder) addAllocation(r *allocation.Result, owner allocation.Owner) {
-	chosen := r.IsChosen()
-	if !chosen {
-		b.held[r.Device] = r.Source
+	chosen, h := r.IsChosen(), r.Hold()
+	if !chosen && (b.held[r.Device] == nil || !h.Open) {
+		b.held[r.Device] = r
 	}
-	h := r.Hold()
 	if h.Open {
 		return
 	}
+	b.recordPool(r)
 	b.owned[r.Source] = append(b.owned[r.Source], owned{r.Device, h, owner})
 	if moved := r.Edits.NetDevices; len(moved) == 1 {
 		b.moved[r.Source] = moved[0].HostInterfaceName
@@ -133,8 +145,8 @@ func (b *builder) addAllocation(r *allocation.Result, owner allocation.Owner) {
 	}
 }
 
-// shareLast replaces devices by those of the last pool if they are equal. The library's caches still
-// have the last pool's devices, and memory would hold both.
+// shareLast replaces devices by those of the last pools if they are equal. The library's caches still
+// have the last pools' devices, and memory would hold both.
 func (b *builder) shareLast() {
 	for name, device := range b.devices {
 		if last, known := b.lastDevices[name]; known && equality.Semantic.DeepEqual(&last, &device) {
@@ -143,20 +155,32 @@ func (b *builder) shareLast() {
 	}
 }
 
-// separateSlices returns the slices of the counter sets, followed by the slices of the devices.
-func (b *builder) separateSlices() (out []resourceslice.Slice) {
+// separateSlices returns the slices of a pool with the devices: the slices of the counter sets,
+// followed by the slices of the devices.
+func (b *builder) separateSlices(pool string, devices []resourceapi.Device) (out []resourceslice.Slice) {
 	counters := slices.SortedFunc(maps.Values(b.counters), func(x, y resourceapi.CounterSet) int { return strings.Compare(x.Name, y.Name) })
+	counters = slices.DeleteFunc(counters, func(set resourceapi.CounterSet) bool { return b.poolOf(set.Name) != pool })
 	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
 		out = append(out, resourceslice.Slice{SharedCounters: chunk})
 	}
-	for _, chunk := range divideDevices(b.devicesInOrder(), b.Last) {
+	for _, chunk := range divideDevices(devices, b.Last.Pools[pool]) {
 		out = append(out, resourceslice.Slice{Devices: chunk})
 	}
 	return out
 }
 
-// devicesInOrder returns GPUs and NPUs before all other devices, both in topology order, and the
-// devices of one physical device in name order. A scheduler without another preference allocates the
+// devicesByPool returns the devices of each pool that has devices, in order.
+func (b *builder) devicesByPool() map[string][]resourceapi.Device {
+	byPool := make(map[string][]resourceapi.Device)
+	for _, device := range b.devicesInOrder() {
+		pool := b.pools[device.Name]
+		byPool[pool] = append(byPool[pool], device)
+	}
+	return byPool
+}
+
+// devicesInOrder returns all devices in topology order, and the devices of one physical device in
+// name order. A scheduler without another preference allocates the
 // first free devices of a slice (structured/internal/*/allocator_*.go of
 // k8s.io/dynamic-resource-allocation, in 0.34 to 0.37), so a pod with several devices gets devices
 // near each other. A vanished device follows its predecessor by name.
@@ -178,7 +202,7 @@ func (b *builder) addDevices() {
 	free := make(map[string][]string) // usable devices that are published as one, by their common name
 	for i := range offered {
 		d := &offered[i]
-		err := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()], checkCounters(d))
+		err := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()], b.checkPool(d), checkCounters(d))
 		switch {
 		case err != nil:
 		case b.joined[d.Interchangeable] == nil:
@@ -214,8 +238,8 @@ func (b *builder) chooseDevices() []rules.Offered {
 		return offered
 	}
 	held := make(map[string]bool)
-	for _, source := range b.held {
-		held[source] = true
+	for _, r := range b.held {
+		held[r.Source] = true
 	}
 	rank := func(d rules.Offered) int {
 		switch {
@@ -268,10 +292,18 @@ func checkCounters(d *rules.Offered) error {
 	return nil
 }
 
-// devicesOf returns the devices of a pool, by name.
-func devicesOf(pool resourceslice.Pool) map[string]resourceapi.Device {
+// SlicesOf returns the slices of all pools, sorted by the name of the pool.
+func SlicesOf(pools resourceslice.DriverResources) (all []resourceslice.Slice) {
+	for _, name := range slices.Sorted(maps.Keys(pools.Pools)) {
+		all = append(all, pools.Pools[name].Slices...)
+	}
+	return all
+}
+
+// devicesOf returns the devices of all pools, by name.
+func devicesOf(pools resourceslice.DriverResources) map[string]resourceapi.Device {
 	devices := make(map[string]resourceapi.Device)
-	for _, slice := range pool.Slices {
+	for _, slice := range SlicesOf(pools) {
 		for _, device := range slice.Devices {
 			devices[device.Name] = device
 		}
@@ -279,10 +311,10 @@ func devicesOf(pool resourceslice.Pool) map[string]resourceapi.Device {
 	return devices
 }
 
-// countersOf returns the counter sets of a pool, by name.
-func countersOf(pool resourceslice.Pool) map[string]resourceapi.CounterSet {
+// countersOf returns the counter sets of all pools, by name.
+func countersOf(pools resourceslice.DriverResources) map[string]resourceapi.CounterSet {
 	counters := make(map[string]resourceapi.CounterSet)
-	for _, slice := range pool.Slices {
+	for _, slice := range SlicesOf(pools) {
 		for _, set := range slice.SharedCounters {
 			counters[set.Name] = set
 		}
@@ -293,7 +325,7 @@ func countersOf(pool resourceslice.Pool) map[string]resourceapi.CounterSet {
 // CompeteNewly reports whether a device consumes counters in after but not in before. If the server
 // drops counters, the scheduler could allocate such devices together until the agent detects the
 // drop.
-func CompeteNewly(before, after resourceslice.Pool) bool {
+func CompeteNewly(before, after resourceslice.DriverResources) bool {
 	known := devicesOf(before)
 	for name, device := range devicesOf(after) {
 		if consumesCounters(device) && !consumesCounters(known[name]) {

@@ -26,17 +26,17 @@ func without(names ...string) features.Set { return features.All().WithoutFeatur
 
 // hold is a claim with an exclusive allocation.
 func hold(name, silicon string, whole bool, takes map[string]resource.Quantity) *allocation.Claim {
-	return &allocation.Claim{Results: []allocation.Result{{Device: name, Source: name, Silicon: silicon, Whole: whole, Takes: takes}}}
+	return &allocation.Claim{Results: []allocation.Result{{Pool: "node/other", Device: name, Source: name, Silicon: silicon, Whole: whole, Takes: takes}}}
 }
 
 // some is a claim with a shared device.
 func some(name, device string) *allocation.Claim {
-	return &allocation.Claim{Results: []allocation.Result{{Device: name, Source: device, Shared: true}}}
+	return &allocation.Claim{Results: []allocation.Result{{Pool: "node/other", Device: name, Source: device, Shared: true}}}
 }
 
-// published is a pool of one slice.
-func published(devices []resourceapi.Device, sets ...resourceapi.CounterSet) resourceslice.Pool {
-	return resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: devices, SharedCounters: sets}}}
+// published are pools with one slice, of devices without a kind.
+func published(devices []resourceapi.Device, sets ...resourceapi.CounterSet) resourceslice.DriverResources {
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node/other": {Slices: []resourceslice.Slice{{Devices: devices, SharedCounters: sets}}}}}
 }
 
 func TestDriverResources(t *testing.T) {
@@ -56,7 +56,7 @@ func TestDriverResources(t *testing.T) {
 		devices  []rules.Offered
 		withheld map[string]string
 		holds    []*allocation.Claim
-		last     resourceslice.Pool
+		last     resourceslice.DriverResources
 		excused  map[string]bool
 		dropped  []string // by the server
 		want     []string
@@ -179,11 +179,11 @@ func TestDriverResources(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, problems := BuildPool(Input{
+			got, problems := BuildPools(Input{Node: "node",
 				Snapshot: &rules.Snapshot{Devices: test.devices}, Withheld: test.withheld, Claims: test.holds, Last: test.last, ExcusedHealth: test.excused,
 				Features: without(test.dropped...), GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 			})
-			if diff := cmp.Diff(test.want, pooltest.SketchPool(got)); diff != "" {
+			if diff := cmp.Diff(test.want, pooltest.SketchPools(got)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			var left []string
@@ -201,11 +201,11 @@ func TestDriverResources(t *testing.T) {
 func TestGoneSince(t *testing.T) {
 	gone := discovery.GoneHealth(resourceapi.DeviceTaintEffectNoExecute)
 	gone.Since = metav1.Unix(7, 0)
-	got, _ := BuildPool(Input{
+	got, _ := BuildPools(Input{Node: "node",
 		Snapshot: &rules.Snapshot{Gone: map[string]discovery.Health{"a": gone, "unallocated": gone}}, Features: features.All(),
 		Claims: []*allocation.Claim{some("a-share-0", "a"), some("b", "b")}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 	})
-	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, pooltest.SketchPool(got)); diff != "" {
+	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, pooltest.SketchPools(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -215,10 +215,10 @@ func TestSliceSizes(t *testing.T) {
 	for i := range 130 {
 		devices = append(devices, rules.Offered{Device: discovery.Device{Name: fmt.Sprintf("d%03d", i)}})
 	}
-	in := Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()}
+	in := Input{Node: "node", Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()}
 	sizes := func() (sizes []int) {
-		resources, _ := BuildPool(in)
-		for _, slice := range resources.Slices {
+		resources, _ := BuildPools(in)
+		for _, slice := range SlicesOf(resources) {
 			sizes = append(sizes, len(slice.Devices)+len(slice.SharedCounters))
 		}
 		return sizes
@@ -244,8 +244,8 @@ func TestSliceSizes(t *testing.T) {
 		many[fmt.Sprintf("c%d", i)] = resource.MustParse("1")
 	}
 	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "a", PartOf: &discovery.Silicon{Name: "g", Counters: many}}}, {Device: discovery.Device{Name: "b"}}}}
-	resources, problems := BuildPool(in)
-	if got := pooltest.SketchPool(resources); !slices.Equal(got, []string{"b"}) || len(problems) != 1 {
+	resources, problems := BuildPools(in)
+	if got := pooltest.SketchPools(resources); !slices.Equal(got, []string{"b"}) || len(problems) != 1 {
 		t.Errorf("33 counters: published %v, problems %v", got, problems)
 	}
 }
@@ -258,19 +258,20 @@ func TestOneChangedSlice(t *testing.T) {
 	for i := range 136 {
 		devices = append(devices, device(fmt.Sprintf("d%03d", i)))
 	}
-	publish := func(last resourceslice.Pool, devices []rules.Offered) (next resourceslice.Pool, changed int) {
-		next, _ = BuildPool(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Last: last})
-		if len(next.Slices) != len(last.Slices) {
-			return next, len(next.Slices)
+	publish := func(last resourceslice.DriverResources, devices []rules.Offered) (next resourceslice.DriverResources, changed int) {
+		next, _ = BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Last: last})
+		now, before := SlicesOf(next), SlicesOf(last)
+		if len(now) != len(before) {
+			return next, len(now)
 		}
-		for i := range next.Slices {
-			if !reflect.DeepEqual(next.Slices[i], last.Slices[i]) {
+		for i := range now {
+			if !reflect.DeepEqual(now[i], before[i]) {
 				changed++
 			}
 		}
 		return next, changed
 	}
-	all, _ := publish(resourceslice.Pool{}, devices)
+	all, _ := publish(resourceslice.DriverResources{}, devices)
 	for i, d := range devices {
 		fewer, changed := publish(all, slices.Delete(slices.Clone(devices), i, i+1))
 		if changed != 1 {
@@ -283,15 +284,15 @@ func TestOneChangedSlice(t *testing.T) {
 			t.Fatalf("a device comes after %s: %d slices change", d.Name, changed)
 		}
 	}
-	if few, _ := publish(all, devices[:40]); len(few.Slices) != 1 {
-		t.Errorf("40 devices that are left are in %d slices", len(few.Slices))
+	if few, _ := publish(all, devices[:40]); len(SlicesOf(few)) != 1 {
+		t.Errorf("40 devices that are left are in %d slices", len(SlicesOf(few)))
 	}
 	for i := range 200 {
 		devices = append(devices, device(fmt.Sprintf("more-%03d", i)))
 		all, _ = publish(all, devices)
 	}
 	names := make(map[string]bool)
-	for _, slice := range all.Slices {
+	for _, slice := range SlicesOf(all) {
 		for _, d := range slice.Devices {
 			names[d.Name] = true
 		}
@@ -299,8 +300,8 @@ func TestOneChangedSlice(t *testing.T) {
 			t.Errorf("a slice of %d devices", len(slice.Devices))
 		}
 	}
-	if len(names) != len(devices) || len(all.Slices) > 8 {
-		t.Errorf("%d of %d devices are in %d slices", len(names), len(devices), len(all.Slices))
+	if len(names) != len(devices) || len(SlicesOf(all)) > 8 {
+		t.Errorf("%d of %d devices are in %d slices", len(names), len(devices), len(SlicesOf(all)))
 	}
 }
 
@@ -308,10 +309,10 @@ func TestSharedWithoutSharing(t *testing.T) {
 	long := strings.Repeat("x", 60)
 	devices := []rules.Offered{{Device: discovery.Device{Name: "kvm", Shareable: true}}, {Device: discovery.Device{Name: long, Shareable: true}}}
 	snapshot := &rules.Snapshot{Devices: devices}
-	resources, problems := BuildPool(Input{Snapshot: snapshot, Features: without("DRAConsumableCapacity")})
-	published := slices.Concat(resources.Slices[0].Devices, resources.Slices[1].Devices)
+	resources, problems := BuildPools(Input{Node: "node", Snapshot: snapshot, Features: without("DRAConsumableCapacity")})
+	published := slices.Concat(SlicesOf(resources)[0].Devices, SlicesOf(resources)[1].Devices)
 	if len(published) != numberedShares+1 || published[0].Name != "kvm-share-00" || published[63].Name != "kvm-share-63" {
-		t.Errorf("published %v", pooltest.SketchPool(resources))
+		t.Errorf("published %v", pooltest.SketchPools(resources))
 	}
 	if last := published[len(published)-1]; last.Name != long {
 		t.Errorf("of a name without room for numbers: %v", last)
@@ -348,9 +349,9 @@ func TestOverhead(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			resources, problems := BuildPool(Input{Snapshot: snapshot, Features: test.kept})
+			resources, problems := BuildPools(Input{Node: "node", Snapshot: snapshot, Features: test.kept})
 			charged := 0
-			for _, device := range resources.Slices[0].Devices {
+			for _, device := range SlicesOf(resources)[0].Devices {
 				if device.NodeAllocatableResources == nil {
 					continue
 				}
@@ -365,11 +366,11 @@ func TestOverhead(t *testing.T) {
 		})
 	}
 	// A vanished device keeps its overhead, unless the server no longer keeps overhead.
-	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*allocation.Claim{some("alone", "alone")}}
+	in := Input{Node: "node", Snapshot: &rules.Snapshot{}, Claims: []*allocation.Claim{some("alone", "alone")}}
 	in.Last = published([]resourceapi.Device{{Name: "alone", NodeAllocatableResources: want}})
 	for _, in.Features = range []features.Set{features.All(), without("DRANodeAllocatableResources")} {
-		resources, _ := BuildPool(in)
-		if got := resources.Slices[0].Devices[0].NodeAllocatableResources; (got != nil) != in.Features.Overhead {
+		resources, _ := BuildPools(in)
+		if got := SlicesOf(resources)[0].Devices[0].NodeAllocatableResources; (got != nil) != in.Features.Overhead {
 			t.Errorf("%+v: %v", in.Features, got)
 		}
 	}
@@ -380,9 +381,9 @@ func TestAttributesAndCapacityAreCopied(t *testing.T) {
 	d.Attributes.SetString("model", "MI300X")
 	d.Attributes.SetInt("resource.kubernetes.io/numaNode", 1)
 	d.Capacity.Set("memory", 192<<30)
-	resources, _ := BuildPool(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
+	resources, _ := BuildPools(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
 	want := resourceapi.Device{Name: "a", Attributes: d.Attributes.ForSlice(), Capacity: d.Capacity}
-	if diff := cmp.Diff(want, resources.Slices[0].Devices[0]); diff != "" {
+	if diff := cmp.Diff(want, SlicesOf(resources)[0].Devices[0]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -399,21 +400,23 @@ func TestDevicesInTopologyOrder(t *testing.T) {
 	}
 	names := func(in Input) string {
 		in.Features = features.All()
-		made, problems := BuildPool(in)
+		made, problems := BuildPools(in)
 		if len(problems) > 0 {
 			t.Error(problems)
 		}
 		var names []string
-		for _, d := range made.Slices[0].Devices {
-			names = append(names, d.Name)
+		for _, slice := range SlicesOf(made) {
+			for _, d := range slice.Devices {
+				names = append(names, d.Name)
+			}
 		}
 		return strings.Join(names, " ")
 	}
-	if got := names(Input{Snapshot: &rules.Snapshot{Devices: devices}}); got != "g0 g2 g1 g3 a0 a1" {
+	if got := names(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: devices}}); got != "g0 g2 g1 g3 a0 a1" {
 		t.Errorf("the devices are in the order %s", got)
 	}
-	holds := &allocation.Claim{UID: "c", Results: []allocation.Result{{Device: "g2", Source: "g2", Silicon: "g2", Whole: true}}}
-	if got := names(Input{Snapshot: &rules.Snapshot{Devices: slices.Delete(slices.Clone(devices), 4, 5)}, Claims: []*allocation.Claim{holds}}); got != "g0 g1 g2 g3 a0 a1" {
+	holds := &allocation.Claim{UID: "c", Results: []allocation.Result{{Pool: "node", Device: "g2", Source: "g2", Silicon: "g2", Whole: true}}}
+	if got := names(Input{Node: "node", Snapshot: &rules.Snapshot{Devices: slices.Delete(slices.Clone(devices), 4, 5)}, Claims: []*allocation.Claim{holds}}); got != "g0 g1 g2 g3 a0 a1" {
 		t.Errorf("with one gone they are in the order %s", got)
 	}
 }

@@ -110,17 +110,18 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 		without("DRAPartitionableDevices", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"),
 	}
 	in := Input{
+		Node:       "node",
 		Claims:     []*allocation.Claim{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // in the snapshot or gone
 		GoneEffect: resourceapi.DeviceTaintEffectNoSchedule,
 	}
 	for range 12 {
 		in.Snapshot, in.Features = gpusInParts(random), servers[random.IntN(len(servers))]
-		in.Last, _ = BuildPool(in)
+		in.Last, _ = BuildPools(in)
 		offered = fmt.Sprintf("%d devices, %+v", len(in.Snapshot.Devices), in.Features)
-		controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": in.Last}})
+		controller.Update(&in.Last)
 		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // time of the bubble
-		if n := len(server.slices()); n != len(in.Last.Slices) {
-			t.Fatalf("%s: %d slices, want %d", offered, n, len(in.Last.Slices))
+		if n := len(server.slices()); n != len(SlicesOf(in.Last)) {
+			t.Fatalf("%s: %d slices, want %d", offered, n, len(SlicesOf(in.Last)))
 		}
 	}
 	if server.writes < 10 {
@@ -173,7 +174,7 @@ func bothToBeHad(t *testing.T, slices []*resourceapi.ResourceSlice) string {
 		s := pooltest.NewScheduler(t, features.All())
 		s.Slices = slices
 		s.Claims["held"] = &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
-			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: discovery.Domain, Pool: "node", Device: heldPart}}},
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: discovery.Domain, Pool: "node/other", Device: heldPart}}},
 		}}}
 		given := 0
 		for _, name := range pair {

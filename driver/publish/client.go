@@ -3,6 +3,7 @@ package publish
 import (
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 
@@ -19,7 +20,7 @@ import (
 )
 
 // client is the client for the library. It creates ResourceSlices with the present UID of their
-// Node. Equal devices are in memory once: the library has a copy of the pool that was published, and
+// Node. Equal devices are in memory once: the library has a copy of the pools that were published, and
 // keeps the slices of the API server in two caches.
 type client struct {
 	kubernetes.Interface
@@ -51,7 +52,7 @@ func (r resources) ResourceSlices() resourceclient.ResourceSliceInterface {
 }
 
 // nodeSlices creates slices with the present UID of their Node, and returns slices that share the
-// memory of the published pool.
+// memory of the published pools.
 type nodeSlices struct {
 	resourceclient.ResourceSliceInterface
 	publisher *Publisher
@@ -63,14 +64,14 @@ func (s nodeSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice
 	if err != nil {
 		return nil, err
 	}
-	s.publisher.adoptDevices(slice.Spec.Devices) // before the watch has the event
+	s.publisher.adoptDevices(slice) // before the watch has the event
 	created, err := s.ResourceSliceInterface.Create(ctx, owned, options)
 	return s.publisher.shared(created), err
 }
 
 // Update updates a slice. It implements [resourceclient.ResourceSliceInterface].
 func (s nodeSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.UpdateOptions) (*resourceapi.ResourceSlice, error) {
-	s.publisher.adoptDevices(slice.Spec.Devices) // before the watch has the event
+	s.publisher.adoptDevices(slice) // before the watch has the event
 	updated, err := s.ResourceSliceInterface.Update(ctx, slice, options)
 	return s.publisher.shared(updated), err
 }
@@ -96,7 +97,7 @@ func (s nodeSlices) Watch(ctx context.Context, options metav1.ListOptions) (watc
 	return watch.NewStreamWatcher(sharedEvents{events, s.publisher}, apierrors.NewClientErrorReporter(http.StatusInternalServerError, "WATCH", "")), nil
 }
 
-// sharedEvents are the events of a watch whose slices share the memory of the published pool.
+// sharedEvents are the events of a watch whose slices share the memory of the published pools.
 type sharedEvents struct {
 	events    watch.Interface
 	publisher *Publisher
@@ -120,10 +121,11 @@ func (s sharedEvents) Close() { s.events.Stop() }
 // shared returns the slice with the devices of a published slice if all of them are equal. Neither
 // the library nor the publisher modifies the devices.
 func (p *Publisher) shared(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
-	pool := p.lastPool.Load()
-	if pool == nil || slice == nil {
+	last := p.lastPools.Load()
+	if last == nil || slice == nil {
 		return slice
 	}
+	pool := last.Pools[slice.Spec.Pool.Name]
 	if i := indexOfSlice(pool, slice.Spec.Devices); i >= 0 {
 		same := *slice
 		same.Spec.Devices = pool.Slices[i].Devices
@@ -133,24 +135,26 @@ func (p *Publisher) shared(slice *resourceapi.ResourceSlice) *resourceapi.Resour
 }
 
 // adoptDevices replaces the devices of an equal published slice by the devices that the library
-// writes, which are in the library's copy of the pool.
-func (p *Publisher) adoptDevices(written []resourceapi.Device) {
-	pool := p.lastPool.Load()
-	if pool == nil {
+// writes, which are in the library's copy of the pools.
+func (p *Publisher) adoptDevices(written *resourceapi.ResourceSlice) {
+	last := p.lastPools.Load()
+	if last == nil {
 		return
 	}
-	if i := indexOfSlice(pool, written); i >= 0 {
-		adopted := *pool
-		adopted.Slices = slices.Clone(pool.Slices)
-		adopted.Slices[i].Devices = written
-		if p.lastPool.CompareAndSwap(pool, &adopted) { // the loop may have stored another pool
+	pool := last.Pools[written.Spec.Pool.Name]
+	if i := indexOfSlice(pool, written.Spec.Devices); i >= 0 {
+		pool.Slices = slices.Clone(pool.Slices)
+		pool.Slices[i].Devices = written.Spec.Devices
+		adopted := &resourceslice.DriverResources{Pools: maps.Clone(last.Pools)}
+		adopted.Pools[written.Spec.Pool.Name] = pool
+		if p.lastPools.CompareAndSwap(last, adopted) { // the loop may have stored other pools
 			p.NoteChange()
 		}
 	}
 }
 
 // indexOfSlice returns the index of the pool's slice with equal devices, or -1.
-func indexOfSlice(pool *resourceslice.Pool, devices []resourceapi.Device) int {
+func indexOfSlice(pool resourceslice.Pool, devices []resourceapi.Device) int {
 	return slices.IndexFunc(pool.Slices, func(s resourceslice.Slice) bool {
 		return len(s.Devices) > 0 && equality.Semantic.DeepEqual(s.Devices, devices)
 	})

@@ -18,16 +18,16 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 		return resourceapi.Device{Name: name, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: &kind}}}
 	}
 	slice := func(name string, devices ...resourceapi.Device) *resourceapi.ResourceSlice {
-		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{Devices: devices}}
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{Pool: resourceapi.ResourcePool{Name: "node"}, Devices: devices}}
 	}
 	server := fake.NewClientset(slice("equal", device("a", "gpu")), slice("other", device("b", "nic")))
-	pool := &resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{device("a", "gpu")}}, {Devices: []resourceapi.Device{device("b", "gpu")}}}}
+	pools := &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{device("a", "gpu")}}, {Devices: []resourceapi.Device{device("b", "gpu")}}}}}}
 	p := New(Config{NodeName: "node", NodeUID: nodeUIDOf(server), KubeClient: server})
-	p.lastPool.Store(pool)
+	p.lastPools.Store(pools)
 	library := p.KubeClient().ResourceV1().ResourceSlices()
 	expect := func(by string, got *resourceapi.ResourceSlice, i int) {
 		t.Helper()
-		if shared := &got.Spec.Devices[0] == &p.lastPool.Load().Slices[i].Devices[0]; shared != (got.Name == "equal") {
+		if shared := &got.Spec.Devices[0] == &p.lastPools.Load().Pools["node"].Slices[i].Devices[0]; shared != (got.Name == "equal") {
 			t.Errorf("%s: slice %s has the published memory: %v", by, got.Name, shared)
 		}
 	}
@@ -72,7 +72,7 @@ func TestSlicesShareThePublishedPool(t *testing.T) {
 	}
 	expect("create", created, 0)
 	expect("what was created", written, 0)
-	if &pool.Slices[0].Devices[0] == &written.Spec.Devices[0] || len(p.wake) == 0 {
+	if &pools.Pools["node"].Slices[0].Devices[0] == &written.Spec.Devices[0] || len(p.wake) == 0 {
 		t.Error("the pool was modified in place, or the loop is not woken")
 	}
 }

@@ -54,14 +54,14 @@ const logInterval = 30 * time.Second
 
 // Config is the configuration of a publisher. All fields are required.
 type Config struct {
-	NodeName string // also the name of the pool
+	NodeName string
 
 	// NodeUID returns the present UID of the Node, which owns the slices.
 	NodeUID func(context.Context) (types.UID, error)
 
 	KubeClient kubernetes.Interface
 
-	// PoolInput returns the present input of the pool, without the published pool and the features
+	// PoolInput returns the present input of the pools, without the published pools and the features
 	// of the API server. The snapshot is nil before the first scan. The second result is when the
 	// input changes without an event, or zero.
 	PoolInput func(now time.Time) (in pool.Input, changes time.Time)
@@ -80,15 +80,15 @@ type Publisher struct {
 	config      Config
 	askInterval time.Duration // approximate time between detections; replaced in tests
 
-	wake            chan struct{}                      // receives a value when the loop must check again
-	registration    atomic.Pointer[time.Time]          // time of the kubelet's last registration, nil before the first
-	features        atomic.Pointer[features.Set]       // features of the API server, nil until detected
-	detecting       chan struct{}                      // has a value during a detection of features, and guards lastDetection
-	lastDetection   time.Time                          // time of the last successful detection, zero before the first
-	featuresDoubted atomic.Bool                        // the API server may have been replaced or updated
-	writeFailed     atomic.Pointer[time.Time]          // the time of a failed write of slices, or up to half of retryAfter later; nil if the loop has handled it
-	refusal         atomic.Pointer[string]             // why the API server refuses the slices, nil if it accepts them
-	lastPool        atomic.Pointer[resourceslice.Pool] // the last published pool, nil before the first; see client.adoptDevices
+	wake            chan struct{}                                 // receives a value when the loop must check again
+	registration    atomic.Pointer[time.Time]                     // time of the kubelet's last registration, nil before the first
+	features        atomic.Pointer[features.Set]                  // features of the API server, nil until detected
+	detecting       chan struct{}                                 // has a value during a detection of features, and guards lastDetection
+	lastDetection   time.Time                                     // time of the last successful detection, zero before the first
+	featuresDoubted atomic.Bool                                   // the API server may have been replaced or updated
+	writeFailed     atomic.Pointer[time.Time]                     // the time of a failed write of slices, or up to half of retryAfter later; nil if the loop has handled it
+	refusal         atomic.Pointer[string]                        // why the API server refuses the slices, nil if it accepts them
+	lastPools       atomic.Pointer[resourceslice.DriverResources] // the pools published last, nil before the first publication; see client.adoptDevices
 }
 
 // New returns a publisher. New has no side effects.
@@ -96,7 +96,7 @@ func New(config Config) *Publisher {
 	return &Publisher{config: config, askInterval: askInterval, wake: make(chan struct{}, 1), detecting: make(chan struct{}, 1)}
 }
 
-// NoteChange makes the publisher check the input of the pool again.
+// NoteChange makes the publisher check the input of the pools again.
 func (p *Publisher) NoteChange() {
 	select {
 	case p.wake <- struct{}{}:
@@ -122,7 +122,7 @@ func (p *Publisher) Run(ctx context.Context, helper Helper) error {
 		case detect:
 			reason = p.detectFeatures(ctx, s, reason)
 		case publish:
-			given := s.nextPool()
+			given := s.nextPools()
 			if s.needsEarlier(given) {
 				s.wanted, s.earlier = nil, p.readSlices(ctx)
 				continue
@@ -133,8 +133,8 @@ func (p *Publisher) Run(ctx context.Context, helper Helper) error {
 				}
 			}
 			s.firstFailure = time.Time{}
-			p.lastPool.Store(given)
-			if err := p.publishPool(ctx, helper, *given); err != nil {
+			p.lastPools.Store(given)
+			if err := p.publishPools(ctx, helper, *given); err != nil {
 				return err
 			}
 			s.last, s.earlier, s.lastPublication, s.featuresConfirmed = given, nil, time.Now(), false
@@ -160,20 +160,20 @@ func (p *Publisher) refresh(s *schedule) []discovery.Problem {
 		s.firstFailure = *at
 	}
 	s.lastRegistration = ptr.Deref(p.registration.Load(), time.Time{})
-	if written := p.lastPool.Load(); written != nil {
+	if written := p.lastPools.Load(); written != nil {
 		s.adopt(written)
 	}
 	in, changes := p.config.PoolInput(time.Now())
 	if in.Snapshot == nil {
 		return nil
 	}
-	in.Last, in.Features = ptr.Deref(cmp.Or(s.last, s.earlier), resourceslice.Pool{}), p.KeptFeatures()
+	in.Last, in.Features = ptr.Deref(cmp.Or(s.last, s.earlier), resourceslice.DriverResources{}), p.KeptFeatures()
 	s.nextChange = changes
 	if s.wanted != nil && s.lastBeside == s.last && sameInput(s.wantedInput, in) {
 		return s.problems
 	}
-	wanted, problems := pool.BuildPool(in)
-	in.Last = resourceslice.Pool{} // lastBeside stands for it, and the memory can be freed
+	wanted, problems := pool.BuildPools(in)
+	in.Last = resourceslice.DriverResources{} // lastBeside stands for it, and the memory can be freed
 	s.wanted, s.problems, s.wantedInput, s.lastBeside = &wanted, problems, in, s.last
 	if !s.isUnpublished() {
 		s.wanted = s.last // the same pointer makes later comparisons fast
@@ -181,14 +181,14 @@ func (p *Publisher) refresh(s *schedule) []discovery.Problem {
 	return problems
 }
 
-// readSlices returns the pool of an earlier agent. Devices remain in their slices, so a restart with
+// readSlices returns the pools of an earlier agent. Devices remain in their slices, so a restart with
 // unchanged devices writes no slice. The publisher calls readSlices before its first publication of
-// several slices with devices. The names of slices begin with their index (encodeIndex in
+// a pool with several slices with devices. The names of slices begin with their index (encodeIndex in
 // resourceslice/resourceslicecontroller.go of k8s.io/dynamic-resource-allocation, read in 0.37).
-func (p *Publisher) readSlices(ctx context.Context) *resourceslice.Pool {
+func (p *Publisher) readSlices(ctx context.Context) *resourceslice.DriverResources {
 	ctx, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
-	earlier := &resourceslice.Pool{}
+	earlier := &resourceslice.DriverResources{Pools: make(map[string]resourceslice.Pool)}
 	list, err := draclient.New(p.config.KubeClient).ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector:   SelectSlices(p.config.NodeName),
 		ResourceVersion: "0", // from the API server's cache, since the agents of a cluster may start together
@@ -200,7 +200,9 @@ func (p *Publisher) readSlices(ctx context.Context) *resourceslice.Pool {
 	slices.SortFunc(list.Items, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	for i := range list.Items {
 		spec := &list.Items[i].Spec
-		earlier.Slices = append(earlier.Slices, resourceslice.Slice{Devices: spec.Devices, SharedCounters: spec.SharedCounters})
+		of := earlier.Pools[spec.Pool.Name]
+		of.Slices = append(of.Slices, resourceslice.Slice{Devices: spec.Devices, SharedCounters: spec.SharedCounters})
+		earlier.Pools[spec.Pool.Name] = of
 	}
 	return earlier
 }
@@ -212,13 +214,12 @@ func SelectSlices(node string) string {
 	}).String()
 }
 
-// publishPool gives the pool to the helper. Its first call blocks until the API server has listed
-// the existing slices, even after the context has ended. To let the driver stop, publishPool does
+// publishPools gives the pools to the helper. Its first call blocks until the API server has listed
+// the existing slices, even after the context has ended. To let the driver stop, publishPools does
 // not wait for the call then. The call ends with its own context, soon afterwards.
-func (p *Publisher) publishPool(ctx context.Context, helper Helper, now resourceslice.Pool) error {
-	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.config.NodeName: now}}
+func (p *Publisher) publishPools(ctx context.Context, helper Helper, now resourceslice.DriverResources) error {
 	published := make(chan error, 1)
-	go func() { published <- helper.PublishResources(ctx, resources) }()
+	go func() { published <- helper.PublishResources(ctx, now) }()
 	for {
 		select {
 		case err := <-published:
@@ -234,17 +235,31 @@ func (p *Publisher) publishPool(ctx context.Context, helper Helper, now resource
 	}
 }
 
-// PublishedPool returns the number of ResourceSlices and devices in the last pool given to the
+// CountPublished returns the number of ResourceSlices and devices in the last pools given to the
 // library. It reports false before the first publication.
-func (p *Publisher) PublishedPool() (slices, devices int, known bool) {
-	last := p.lastPool.Load()
+func (p *Publisher) CountPublished() (slices, devices int, known bool) {
+	last := p.lastPools.Load()
 	if last == nil {
 		return 0, 0, false
 	}
-	for i := range last.Slices {
-		devices += len(last.Slices[i].Devices)
+	all := pool.SlicesOf(*last)
+	for i := range all {
+		devices += len(all[i].Devices)
 	}
-	return len(last.Slices), devices, true
+	return len(all), devices, true
+}
+
+// PoolsByDevice returns the names of the pools in which the devices were published last.
+func (p *Publisher) PoolsByDevice() map[string]string {
+	byDevice := make(map[string]string)
+	for name, pool := range ptr.Deref(p.lastPools.Load(), resourceslice.DriverResources{}).Pools {
+		for i := range pool.Slices {
+			for j := range pool.Slices[i].Devices {
+				byDevice[pool.Slices[i].Devices[j].Name] = name
+			}
+		}
+	}
+	return byDevice
 }
 
 // HandleError handles errors of the library's background work from which the library recovers.

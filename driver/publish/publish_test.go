@@ -57,7 +57,7 @@ func newBench(t testing.TB, server kubernetes.Interface) *bench {
 
 // offers makes the publisher publish the devices.
 func (b *bench) offers(devices ...rules.Offered) {
-	b.input.Store(&pool.Input{Snapshot: &rules.Snapshot{Devices: devices}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule})
+	b.input.Store(&pool.Input{Node: "node", Snapshot: &rules.Snapshot{Devices: devices}, GoneEffect: resourceapi.DeviceTaintEffectNoSchedule})
 	b.NoteChange()
 }
 
@@ -376,8 +376,8 @@ func TestPoolIsKeptWhileItsInputIsTheSame(t *testing.T) {
 	b := newBench(t, nil)
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{gpu("a"), gpu("b")}}
 	s := &schedule{}
-	look := func(snapshot *rules.Snapshot, withheld map[string]string) *resourceslice.Pool {
-		b.input.Store(&pool.Input{Snapshot: snapshot, Withheld: withheld})
+	look := func(snapshot *rules.Snapshot, withheld map[string]string) *resourceslice.DriverResources {
+		b.input.Store(&pool.Input{Node: "node", Snapshot: snapshot, Withheld: withheld})
 		b.refresh(s)
 		return s.wanted
 	}
@@ -389,7 +389,7 @@ func TestPoolIsKeptWhileItsInputIsTheSame(t *testing.T) {
 	if withheld == first {
 		t.Error("the pool is the same although a device is withheld")
 	}
-	if other := look(&rules.Snapshot{Devices: snapshot.Devices[:1]}, nil); other == withheld || len(other.Slices[0].Devices) != 1 {
+	if other := look(&rules.Snapshot{Devices: snapshot.Devices[:1]}, nil); other == withheld || len(pool.SlicesOf(*other)[0].Devices) != 1 {
 		t.Error("the pool is the same although the devices have changed")
 	}
 	one := s.wanted
@@ -403,7 +403,7 @@ func TestPoolIsKeptWhileItsInputIsTheSame(t *testing.T) {
 		t.Error("the published pool is not the wanted one")
 	}
 	written := *s.last
-	b.lastPool.Store(&written)
+	b.lastPools.Store(&written)
 	if b.refresh(s); s.wanted != &written || s.last != &written {
 		t.Error("the devices of the published pool are still in memory beside those that the library has written")
 	}

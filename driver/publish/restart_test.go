@@ -44,20 +44,22 @@ func (l *library) PublishResources(ctx context.Context, resources resourceslice.
 func TestRestartWritesNoSlices(t *testing.T) {
 	for name, test := range map[string]struct {
 		devices int
+		pools   int
 		removed int
 		lists   int // of the node's slices, except the library's
 	}{
-		"several slices":            {136, 1, 1},
-		"one slice":                 {8, 1, 0},
-		"one slice instead of more": {60, 10, 0},
+		"several slices":            {136, 1, 1, 1},
+		"several of each pool":      {300, 2, 1, 1},
+		"one slice":                 {8, 1, 1, 0},
+		"one slice instead of more": {60, 1, 10, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { restartOf(t, test.devices, test.removed, test.lists) })
+			synctest.Test(t, func(t *testing.T) { restartOf(t, test.devices, test.pools, test.removed, test.lists) })
 		})
 	}
 }
 
-func restartOf(t *testing.T, count, removed, wantedLists int) {
+func restartOf(t *testing.T, count, pools, removed, wantedLists int) {
 	server := newCollected(t)
 	server.setNode("uid")
 	var writes, lists atomic.Int32
@@ -78,6 +80,10 @@ func restartOf(t *testing.T, count, removed, wantedLists int) {
 	devices := make([]rules.Offered, count)
 	for i := range devices {
 		devices[i] = gpu(fmt.Sprintf("gpu-%03d", i))
+		if i%pools == 1 {
+			devices[i].Attributes = discovery.Attributes{}
+			devices[i].Attributes.SetString("kind", "gpu")
+		}
 	}
 	start := func(devices []rules.Offered) (b *bench, stop func()) {
 		b = newBench(t, server)

@@ -29,17 +29,17 @@ const retryAfter = time.Minute
 
 // schedule decides when to publish slices and when to detect the API server's features.
 type schedule struct {
-	wanted          *resourceslice.Pool // the pool to publish, nil before the first scan
-	problems        []discovery.Problem // why wanted lacks devices
-	wantedInput     pool.Input          // input of wanted
-	lastBeside      *resourceslice.Pool // last at the time when wanted was computed
-	nextChange      time.Time           // when wanted changes without an event, zero if it does not
-	last            *resourceslice.Pool // the last published pool, nil before the first
-	earlier         *resourceslice.Pool // the pool of an earlier agent, nil if it was not read or after the first publication
-	lastPublication time.Time           // time of the last publication or repetition
+	wanted          *resourceslice.DriverResources // the pools to publish, nil before the first scan
+	problems        []discovery.Problem            // why wanted lacks devices
+	wantedInput     pool.Input                     // input of wanted
+	lastBeside      *resourceslice.DriverResources // last at the time when wanted was computed
+	nextChange      time.Time                      // when wanted changes without an event, zero if it does not
+	last            *resourceslice.DriverResources // the pools published last, nil before the first publication
+	earlier         *resourceslice.DriverResources // the pools of an earlier agent, nil if they were not read or after the first publication
+	lastPublication time.Time                      // time of the last publication or repetition
 
 	lastRegistration time.Time // time of the kubelet's last registration, zero if there was none
-	firstFailure     time.Time // first failed write of the present pool, zero if there was none
+	firstFailure     time.Time // first failed write of the present pools, zero if there was none
 
 	startTime         time.Time
 	nextDetection     time.Time // time of the next detection of features
@@ -74,7 +74,7 @@ func (s *schedule) next(now time.Time) (do step, until time.Time) {
 	return idle, earlierOf(earlierOf(due, again), s.nextChange)
 }
 
-// isUnpublished reports whether the wanted pool differs from the published one.
+// isUnpublished reports whether the wanted pools differ from the published ones.
 func (s *schedule) isUnpublished() bool {
 	return s.wanted != nil && s.wanted != s.last && (s.last == nil || !equality.Semantic.DeepEqual(*s.last, *s.wanted))
 }
@@ -105,21 +105,26 @@ func (s *schedule) nextRepetition() time.Time {
 	return retry
 }
 
-// nextPool returns the pool for the library. It is the last pool if the wanted one must wait for
-// the detection of features.
-func (s *schedule) nextPool() *resourceslice.Pool {
+// nextPools returns the pools for the library. They are the last pools if the wanted ones must wait
+// for the detection of features.
+func (s *schedule) nextPools() *resourceslice.DriverResources {
 	if s.waitsForFeatures() {
 		return s.last
 	}
 	return s.wanted
 }
 
-// needsEarlier reports whether the division of the devices depends on the pool of an earlier agent,
-// which was not read yet: before the first publication, if several slices have devices. Slices with
-// devices are the last ones.
-func (s *schedule) needsEarlier(given *resourceslice.Pool) bool {
-	n := len(given.Slices)
-	return s.last == nil && s.earlier == nil && n > 1 && len(given.Slices[n-2].Devices) > 0
+// needsEarlier reports whether the division of the devices depends on the pools of an earlier agent,
+// which were not read yet: before the first publication, if several slices of a pool have devices.
+// Slices with devices are the last ones.
+func (s *schedule) needsEarlier(given *resourceslice.DriverResources) bool {
+	for _, pool := range given.Pools {
+		n := len(pool.Slices)
+		if s.last == nil && s.earlier == nil && n > 1 && len(pool.Slices[n-2].Devices) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // recordDetection stores the result of a detection. The next detection is due after the duration
@@ -142,17 +147,17 @@ func earlierOf(a, b time.Time) time.Time {
 	return a
 }
 
-// adopt replaces the last pool by an equal one, whose devices are also the library's.
-func (s *schedule) adopt(equal *resourceslice.Pool) {
-	for _, pool := range []**resourceslice.Pool{&s.wanted, &s.lastBeside} {
-		if *pool == s.last {
-			*pool = equal
+// adopt replaces the last pools by equal ones, whose devices are also the library's.
+func (s *schedule) adopt(equal *resourceslice.DriverResources) {
+	for _, pools := range []**resourceslice.DriverResources{&s.wanted, &s.lastBeside} {
+		if *pools == s.last {
+			*pools = equal
 		}
 	}
 	s.last = equal
 }
 
-// sameInput reports whether two inputs make the same pool, if the last published pool is the same.
+// sameInput reports whether two inputs make the same pools, if the pools published last are the same.
 func sameInput(a, b pool.Input) bool {
 	return a.Snapshot == b.Snapshot && maps.Equal(a.Withheld, b.Withheld) && slices.Equal(a.Claims, b.Claims) &&
 		a.Features == b.Features && maps.Equal(a.ExcusedHealth, b.ExcusedHealth) && maps.Equal(a.Returning, b.Returning) && a.GoneEffect == b.GoneEffect

@@ -19,8 +19,8 @@ import (
 // The next step depends only on its state and the time.
 func TestSchedule(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	of := func(devices ...rules.Offered) *resourceslice.Pool {
-		p, _ := pool.BuildPool(pool.Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()})
+	of := func(devices ...rules.Offered) *resourceslice.DriverResources {
+		p, _ := pool.BuildPools(pool.Input{Node: "node", Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()})
 		return &p
 	}
 	one, two := of(gpu("a")), of(gpu("b"))
@@ -63,8 +63,8 @@ func TestSchedule(t *testing.T) {
 		"and no more": {schedule: schedule{wanted: one, last: one, nextDetection: later, featuresKnown: true, lastRegistration: now.Add(-15 * time.Second), lastPublication: now}, want: idle, after: time.Hour},
 	}
 	waiting := schedule{wanted: parts, last: one, nextDetection: later, featuresKnown: true, retryDetection: now.Add(2 * time.Second), firstFailure: now.Add(-retryAfter)}
-	if do, _ := waiting.next(now); do != publish || waiting.nextPool() != one {
-		t.Errorf("%s %v while the server is silent, want what it has once more", do, waiting.nextPool())
+	if do, _ := waiting.next(now); do != publish || waiting.nextPools() != one {
+		t.Errorf("%s %v while the server is silent, want what it has once more", do, waiting.nextPools())
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +81,7 @@ func TestSchedule(t *testing.T) {
 func TestPublisherHears(t *testing.T) {
 	began := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	silence, refusal := errors.New("no route"), apierrors.NewForbidden(schema.GroupResource{}, "", nil)
-	one := &resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
+	one := &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": {Slices: []resourceslice.Slice{{}}}}}
 	tests := map[string]struct {
 		heard                            bool
 		err                              error

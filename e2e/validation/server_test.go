@@ -4,6 +4,7 @@
 package validation
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,6 +24,8 @@ import (
 	"k8s.io/kubernetes/pkg/apis/resource"
 	_ "k8s.io/kubernetes/pkg/apis/resource/install" // the conversions
 	"k8s.io/kubernetes/pkg/registry/resource/resourceslice"
+
+	"chandler.dev/driver/pool"
 )
 
 // admit runs the API server's code for the creation or update of a slice, with the feature gates of
@@ -126,20 +129,23 @@ func (s *server) numbered(slice *resourceapi.ResourceSlice) *resourceapi.Resourc
 	return slice
 }
 
-// compare expects the server to have exactly the slices of a pool, in the same order.
-func (s *server) compare(t *testing.T, pool resourceslicelib.Pool) {
+// compare expects the server to have exactly the slices of the pools, in the same order.
+func (s *server) compare(t *testing.T, published resourceslicelib.DriverResources) {
 	t.Helper()
 	list, err := s.tracker.List(resourceapi.SchemeGroupVersion.WithResource("resourceslices"), resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	items := list.(*resourceapi.ResourceSliceList).Items
-	if len(items) != len(pool.Slices) {
-		t.Fatalf("%d slices, want %d", len(items), len(pool.Slices))
+	wanted := pool.SlicesOf(published)
+	if len(items) != len(wanted) {
+		t.Fatalf("%d slices, want %d", len(items), len(wanted))
 	}
-	slices.SortFunc(items, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(items, func(a, b resourceapi.ResourceSlice) int {
+		return cmp.Or(strings.Compare(a.Spec.Pool.Name, b.Spec.Pool.Name), strings.Compare(a.Name, b.Name))
+	})
 	for i, slice := range items {
-		want := pool.Slices[i]
+		want := wanted[i]
 		if !resourceslicelib.DevicesDeepEqual(slice.Spec.Devices, want.Devices) || !equality.Semantic.DeepEqual(slice.Spec.SharedCounters, want.SharedCounters) {
 			t.Errorf("slice %s is not as it was published", slice.Name)
 		}

@@ -2,7 +2,6 @@ package validation
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"path/filepath"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/kubernetes/pkg/features"
 
@@ -70,51 +68,45 @@ func negotiate(t *testing.T, g gates) dra.Set {
 // objects returns the slices of a snapshot as they are created.
 func objects(t *testing.T, snapshot *rules.Snapshot, kept dra.Set) []*resourceapi.ResourceSlice {
 	t.Helper()
-	published, problems := pool.BuildPool(pool.Input{Snapshot: snapshot, Features: kept})
+	published, problems := pool.BuildPools(pool.Input{Node: "node", Snapshot: snapshot, Features: kept})
 	for _, problem := range problems {
 		t.Errorf("left out: %v", problem)
 	}
 	var all []*resourceapi.ResourceSlice
-	for i, slice := range published.Slices {
-		all = append(all, &resourceapi.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: fmt.Sprintf("%05x-chandler.dev-node-", i)},
-			Spec: resourceapi.ResourceSliceSpec{
-				Driver: discovery.Domain, NodeName: new("node"),
-				Pool:    resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(published.Slices))},
-				Devices: slice.Devices, SharedCounters: slice.SharedCounters,
-				PerDeviceNodeSelection: slice.PerDeviceNodeSelection, PartitionTypeAttribute: slice.PartitionTypeAttribute,
-				SkipNodeOperations: slice.SkipNodeOperations,
-			},
-		})
+	for _, slice := range pool.SliceObjects("node", published).Items {
+		slice.Name, slice.GenerateName = "", slice.Name+"-"
+		all = append(all, &slice)
 	}
 	return all
 }
 
-// stored holds a server's slices of one host.
-type stored []*resourceapi.ResourceSlice
+// stored holds a server's slices of one host, by pool.
+type stored map[string][]*resourceapi.ResourceSlice
 
 // publish updates existing slices and creates new ones. It expects the server to keep each slice
 // unchanged.
 func (s *stored) publish(t *testing.T, host string, slices []*resourceapi.ResourceSlice) {
 	t.Helper()
-	var now stored
-	for i, slice := range slices {
+	now := make(stored)
+	for _, slice := range slices {
 		var old *resourceapi.ResourceSlice
-		if i < len(*s) {
-			old = (*s)[i]
+		pool := slice.Spec.Pool.Name
+		i := len(now[pool])
+		if i < len((*s)[pool]) {
+			old = (*s)[pool][i]
 			slice.ObjectMeta = *old.ObjectMeta.DeepCopy()
 		}
 		slice = defaulted(slice)
 		kept, err := admit(slice, old)
 		if err != nil {
-			t.Errorf("%s: slice %d is refused: %v", host, i, err)
+			t.Errorf("%s: slice %d of pool %s is refused: %v", host, i, pool, err)
 			continue
 		}
 		if !equality.Semantic.DeepEqual(slice.Spec, kept.Spec) {
-			t.Errorf("%s: slice %d (-published +kept):\n%s", host, i, cmp.Diff(slice.Spec, kept.Spec))
+			t.Errorf("%s: slice %d of pool %s (-published +kept):\n%s", host, i, pool, cmp.Diff(slice.Spec, kept.Spec))
 		}
 		kept.ResourceVersion = "1"
-		now = append(now, kept)
+		now[pool] = append(now[pool], kept)
 	}
 	*s = now
 }
@@ -180,8 +172,8 @@ func publishInTurn(t *testing.T, random *rand.Rand, kept dra.Set) {
 	defer controller.Stop()
 	for range 4 {
 		host := discoverytest.RandomHost(random, 1+random.IntN(150))
-		published, _ := pool.BuildPool(pool.Input{Snapshot: host, Features: kept})
-		controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": published}})
+		published, _ := pool.BuildPools(pool.Input{Node: "node", Snapshot: host, Features: kept})
+		controller.Update(&published)
 		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // in the bubble's fake time
 		server.compare(t, published)
 	}

@@ -322,7 +322,7 @@ func checkPrepared(f *Facts, say *report.List) {
 			continue
 		}
 		for _, d := range claim.Status.Devices {
-			if d.Driver != discovery.Domain || d.Pool != f.Node {
+			if d.Driver != discovery.Domain || !discovery.IsPoolOf(f.Node, d.Pool) {
 				continue
 			}
 			for _, c := range d.Conditions {
@@ -353,7 +353,7 @@ func podsOf(claim *resourceapi.ResourceClaim) string {
 // allocatedHere reports whether a device of this node is allocated to a claim.
 func (f *Facts) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == discovery.Domain && r.Pool == f.Node
+		return r.Driver == discovery.Domain && discovery.IsPoolOf(f.Node, r.Pool)
 	})
 }
 

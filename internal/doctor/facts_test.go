@@ -295,9 +295,9 @@ var breaks = map[string]func(*Facts){
 	},
 	"CH0611": func(f *Facts) {
 		c := claim("prepared", "nvidia.chandler.dev", "", 1)
-		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: discovery.Domain, Pool: "gpu-node-07", Device: "pci-0000-9e-00-0"}}}}
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: discovery.Domain, Pool: "gpu-node-07/other", Device: "pci-0000-9e-00-0"}}}}
 		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "llama-7b-worker-1"}}
-		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: discovery.Domain, Pool: "gpu-node-07", Device: "pci-0000-9e-00-0", Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Message: "the device is another one now", LastTransitionTime: ago(time.Minute)}}}}
+		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: discovery.Domain, Pool: "gpu-node-07/other", Device: "pci-0000-9e-00-0", Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Message: "the device is another one now", LastTransitionTime: ago(time.Minute)}}}}
 		f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, c)
 	},
 	"CH0613": func(f *Facts) {

@@ -28,7 +28,7 @@ func TestFreeIsWhatTheAllocatorGives(t *testing.T) {
 	}
 	for seed := range seeds {
 		random := rand.New(rand.NewPCG(seed, 11))
-		made, _ := pool.BuildPool(pool.Input{Snapshot: discoverytest.RandomHost(random, 12), Features: features.All()})
+		made, _ := pool.BuildPools(pool.Input{Node: "node", Snapshot: discoverytest.RandomHost(random, 12), Features: features.All()})
 		s := pooltest.NewScheduler(t, features.All()).Publish(made)
 		for _, slice := range s.Slices {
 			for i := range slice.Spec.Devices {

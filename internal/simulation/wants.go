@@ -168,17 +168,11 @@ func checkPublished(w *World) string {
 		}
 		return checkListed(w)
 	}
-	var newest, want, there int64
+	if why := checkPools(w); why != "" {
+		return why
+	}
 	usable, shared, joined := make(map[string]bool), make(map[string]bool), make(map[string]int64)
 	for _, s := range w.server.Slices() {
-		newest = max(newest, s.Spec.Pool.Generation)
-	}
-	for _, s := range w.server.Slices() {
-		if s.Spec.Pool.Generation != newest {
-			return "there are slices of earlier generations"
-		}
-		there++
-		want = s.Spec.Pool.ResourceSliceCount
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
 			if alike := w.machine.DevicesNamed(d.Name); len(alike) > 0 {
@@ -189,9 +183,6 @@ func checkPublished(w *World) string {
 			name, share := machine.ShareStem(d.Name)
 			usable[name], shared[name] = len(taintsOf(d)) == 0, share
 		}
-	}
-	if there != want || want == 0 {
-		return fmt.Sprintf("%d slices of %d are published", there, want)
 	}
 	if why := checkCompeting(w, usable); why != "" {
 		return why
@@ -221,6 +212,44 @@ func checkPublished(w *World) string {
 			return "device " + name + " is published in shares, which no claim can have any more"
 		case !well:
 			return "device " + name + " is tainted"
+		}
+	}
+	return ""
+}
+
+// checkPools describes pools that are incomplete, and devices in an unexpected pool.
+func checkPools(w *World) string {
+	pools, poolOf := make(map[string]*resourceapi.ResourcePool), make(map[string]string)
+	count := make(map[string]int64) // slices of a pool
+	for _, s := range w.server.Slices() {
+		pool := &s.Spec.Pool
+		if pools[pool.Name] == nil {
+			pools[pool.Name] = pool
+		}
+		if pool.Generation != pools[pool.Name].Generation {
+			return "there are slices of earlier generations"
+		}
+		count[pool.Name]++
+		for i := range s.Spec.Devices {
+			name := s.Spec.Devices[i].Name
+			if other, twice := poolOf[name]; twice {
+				return fmt.Sprintf("device %s is published in pool %s and in pool %s", name, other, pool.Name)
+			}
+			poolOf[name] = pool.Name
+		}
+	}
+	if len(pools) == 0 {
+		return "no slice is published"
+	}
+	for name, pool := range pools {
+		if count[name] != pool.ResourceSliceCount {
+			return fmt.Sprintf("%d slices of %d are published", count[name], pool.ResourceSliceCount)
+		}
+	}
+	for name, pool := range poolOf {
+		d, known := w.machine.Devices[name]
+		if want := discovery.PoolName(discovery.NodeOfPool(pool), d.InMainPool()); known && w.open() == 0 && pool != want {
+			return fmt.Sprintf("device %s is published in pool %s, and not in pool %s", name, pool, want)
 		}
 	}
 	return ""

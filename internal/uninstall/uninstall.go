@@ -297,7 +297,7 @@ func holder(claim *resourceapi.ResourceClaim) string {
 	var nodes, devices []string
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		if result.Driver == discovery.Domain {
-			nodes, devices = append(nodes, result.Pool), append(devices, result.Device)
+			nodes, devices = append(nodes, discovery.NodeOfPool(result.Pool)), append(devices, result.Device)
 		}
 	}
 	if devices == nil {

@@ -100,10 +100,13 @@ func TestUninstall(t *testing.T) {
 	silent := func(removal.Order) removal.Report { return removal.Report{State: removal.Waiting, Detail: "why"} }
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "train", Namespace: "default"}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{}
-	claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{Driver: "chandler.dev", Pool: "worker", Device: "gpu-1"}}
+	claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{Driver: "chandler.dev", Pool: "worker", Device: "gpu-1"}, {Driver: "chandler.dev", Pool: "worker/other", Device: "nic-1"}}
 	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "train-0"}}
 	other := claim.DeepCopy()
-	other.Name, other.Status.Allocation.Devices.Results[0].Driver = "other", "example.com"
+	other.Name = "other"
+	for i := range other.Status.Allocation.Devices.Results {
+		other.Status.Allocation.Devices.Results[i].Driver = "example.com"
+	}
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}}
 	slice.Spec.Driver, slice.Spec.Devices = "chandler.dev", []resourceapi.Device{{Name: "gpu-1"}}
 
@@ -114,7 +117,7 @@ func TestUninstall(t *testing.T) {
 		given   bool     // agents received an order
 	}{
 		"removed":     {answers: map[string]func(removal.Order) removal.Report{"a": obeys, "b": obeys}, objects: []runtime.Object{other}, given: true},
-		"claim":       {answers: map[string]func(removal.Order) removal.Report{"a": obeys}, objects: []runtime.Object{claim}, want: []string{"node worker: pod default/train-0 (claim default/train) has gpu-1", "nothing was removed"}},
+		"claim":       {answers: map[string]func(removal.Order) removal.Report{"a": obeys}, objects: []runtime.Object{claim}, want: []string{"node worker: pod default/train-0 (claim default/train) has gpu-1, nic-1", "nothing was removed"}},
 		"container":   {answers: map[string]func(removal.Order) removal.Report{"a": holds, "b": obeys}, want: []string{"node node-of-a: pod default/kvm"}, given: true},
 		"late":        {answers: map[string]func(removal.Order) removal.Report{"a": obeys, "b": late}, want: []string{"node node-of-b: claim default/late"}, given: true},
 		"no answer":   {answers: map[string]func(removal.Order) removal.Report{"a": obeys, "b": silent}, want: []string{"did not answer within", "pod b on node node-of-b is Waiting: why"}, given: true},

@@ -133,7 +133,7 @@ func check(t *testing.T, seed uint64, answer *why.Answer) {
 
 // randomCase returns a scheduler with some allocations on a node, and the spec of a claim.
 func randomCase(t *testing.T, random *rand.Rand) (*pooltest.Scheduler, resourceapi.ResourceClaimSpec) {
-	made, _ := pool.BuildPool(pool.Input{Snapshot: discoverytest.RandomHost(random, 4+random.IntN(10)), Features: features.All()})
+	made, _ := pool.BuildPools(pool.Input{Node: "node", Snapshot: discoverytest.RandomHost(random, 4+random.IntN(10)), Features: features.All()})
 	s := pooltest.NewScheduler(t, features.All()).Publish(made)
 	for _, slice := range s.Slices {
 		for i := range slice.Spec.Devices {

@@ -38,6 +38,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/driver"
+	"chandler.dev/driver/pool"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
@@ -54,7 +55,7 @@ type node struct {
 	mu        sync.Mutex
 	plugin    kubeletplugin.DRAPlugin
 	published []string // devices in the slices, in order
-	pool      resourceslice.Pool
+	pools     resourceslice.DriverResources
 	servers   map[string]pluginapi.DevicePluginServer
 	healthy   map[string][]string // IDs by resource
 	allocated map[string]string   // one ID by resource
@@ -154,8 +155,8 @@ type helper struct{ *node }
 func (h helper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.published, h.pool = nil, resources.Pools["node"]
-	for _, slice := range resources.Pools["node"].Slices {
+	h.published, h.pools = nil, resources
+	for _, slice := range pool.SlicesOf(resources) {
 		for _, d := range slice.Devices {
 			h.published = append(h.published, d.Name)
 		}
@@ -238,12 +239,26 @@ func (n *node) offers(published, served string) {
 	}
 }
 
+// poolOf returns the pool that has a device, the main pool if none has it.
+func (n *node) poolOf(device string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, p := range n.pools.Pools {
+		for _, slice := range p.Slices {
+			if slices.ContainsFunc(slice.Devices, func(d resourceapi.Device) bool { return d.Name == device }) {
+				return name
+			}
+		}
+	}
+	return "node"
+}
+
 // prepare creates a claim for a device and prepares the claim.
 func (n *node) prepare(device string) (*resourceapi.ResourceClaim, error) {
 	n.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: "uid"}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: "node", Device: device}},
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: n.poolOf(device), Device: device}},
 	}}
 	if _, err := n.client.ResourceV1().ResourceClaims("default").Create(n.t.Context(), claim, metav1.CreateOptions{}); err != nil {
 		n.t.Fatal(err)

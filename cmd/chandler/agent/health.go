@@ -100,7 +100,7 @@ func (a *agent) state() telemetry.State {
 		Placed:    a.placedDevices.Load,
 		View:      a.ledger.View,
 		Listing:   a.cluster.LastListing,
-		Published: a.driver.Publisher.PublishedPool,
+		Published: a.driver.Publisher.CountPublished,
 		Refusal:   a.driver.Publisher.Refusal,
 		Registered: func() (is, known bool) {
 			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()

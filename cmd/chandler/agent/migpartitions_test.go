@@ -26,6 +26,7 @@ import (
 	"chandler.dev/discovery/families/nvidia/migtest"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
+	"chandler.dev/driver/pool"
 	"chandler.dev/internal/hostservice"
 	"chandler.dev/internal/hostservice/wire"
 )
@@ -403,7 +404,7 @@ func TestAgentCreatesNoMIGPartitionsOnAnUnhealthyGPU(t *testing.T) {
 		c.pause(5 * time.Minute)
 		sick := 0
 		c.mu.Lock()
-		for _, slice := range c.pool.Slices {
+		for _, slice := range pool.SlicesOf(c.pools) {
 			for _, d := range slice.Devices {
 				if len(d.Taints) > 0 {
 					sick++

@@ -26,6 +26,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/rules/rulestest"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/driver/pool"
 	"chandler.dev/internal/passthrough/passthroughtest"
 )
 
@@ -104,7 +105,7 @@ func (r *rebinding) claim(name, as string) *resourceapi.ResourceClaim {
 func (r *rebinding) claimFor(device, name, as string) *resourceapi.ResourceClaim {
 	r.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}}
-	allocated := resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: "node", Device: device}}}
+	allocated := resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: r.poolOf(device), Device: device}}}
 	if as != "" {
 		opaque := &resourceapi.OpaqueDeviceConfiguration{Driver: discovery.Domain, Parameters: runtime.RawExtension{Raw: []byte(`"` + as + `"`)}}
 		allocated.Config = []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: opaque}}}
@@ -173,7 +174,7 @@ func (r *rebinding) taint() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var said []string
-	for _, slice := range r.pool.Slices {
+	for _, slice := range pool.SlicesOf(r.pools) {
 		for _, d := range slice.Devices {
 			for _, taint := range d.Taints {
 				said = append(said, fmt.Sprintf("%s %s: %s", d.Name, taint.Key, taint.Value))

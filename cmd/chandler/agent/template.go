@@ -14,18 +14,18 @@ import (
 	"chandler.dev/internal/ledger/exclusion"
 )
 
-// PoolTemplate returns the first pool that an agent publishes on a host without allocations, in a
-// cluster whose API server keeps the features and serves DRA. The problems list why devices are
-// left out.
-func PoolTemplate(found *discovery.Snapshot, settings Settings, kept features.Set) (resourceslice.Pool, []discovery.Problem) {
+// PoolTemplate returns the first pools that the agent of a node publishes on a host without
+// allocations, in a cluster whose API server keeps the features and serves DRA. The problems list why
+// devices are left out.
+func PoolTemplate(node string, found *discovery.Snapshot, settings Settings, kept features.Set) (resourceslice.DriverResources, []discovery.Problem) {
 	settler := scan.Settler{Severity: settings.Severity}
 	settled, _ := settler.SettleStates(found, time.Now())
 	snapshot := settings.Rules.ApplyTo(settled)
 	view := ledger.ViewOf(&exclusion.Present{Snapshot: snapshot})
 	facts := placement.Facts{AutoMode: discovery.ModeDRA, Published: &placement.Published{}, Unknown: settings.Rules.WithheldReason()}
 	placed := placement.PlaceDevices(nil, snapshot.Devices, view, facts)
-	published, problems := pool.BuildPool(pool.Input{
-		Snapshot: snapshot, Withheld: placed.OfDRA(), Features: kept, GoneEffect: settings.Severity.EffectOf(discovery.ConditionGone),
+	published, problems := pool.BuildPools(pool.Input{
+		Node: node, Snapshot: snapshot, Withheld: placed.OfDRA(), Features: kept, GoneEffect: settings.Severity.EffectOf(discovery.ConditionGone),
 	})
 	return published, append(snapshot.Problems, problems...)
 }

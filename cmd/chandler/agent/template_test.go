@@ -35,16 +35,16 @@ func TestTemplateIsWhatTheAgentPublishes(t *testing.T) {
 				n := newNode(t)
 				config := n.config(test.wanted(t))
 				config.FS, config.Families = recordedHost(t, test.host), []*discovery.Family{amdgpu.Family, nvidia.Family, hypervisor.Family}
-				template, _ := PoolTemplate(scan.ReadHost(&discovery.Host{FS: config.FS}, config.Families), config.Settings, features.All())
+				template, _ := PoolTemplate("node", scan.ReadHost(&discovery.Host{FS: config.FS}, config.Families), config.Settings, features.All())
 				stop := n.run(config)
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				stop()
-				if len(n.pool.Slices) == 0 {
+				if len(n.pools.Pools) == 0 {
 					t.Fatal("the agent published nothing")
 				}
-				if !equality.Semantic.DeepEqual(n.pool, template) {
-					t.Errorf("-agent +template:\n%s", cmp.Diff(n.pool, template))
+				if !equality.Semantic.DeepEqual(n.pools, template) {
+					t.Errorf("-agent +template:\n%s", cmp.Diff(n.pools, template))
 				}
 			})
 		})

@@ -165,7 +165,7 @@ func pack(t *testing.T, random *rand.Rand) (allocated int) {
 	}
 	s := pooltest.NewScheduler(t, features.All())
 	for step := range 8 {
-		made, problems := pool.BuildPool(pool.Input{Snapshot: h.scan(t), Features: features.All()})
+		made, problems := pool.BuildPools(pool.Input{Node: "node", Snapshot: h.scan(t), Features: features.All()})
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}

@@ -114,7 +114,7 @@ func pack(t *testing.T, random *rand.Rand, gpu *partitionedHost) (allocated int)
 				there[d.Name] = true
 			}
 		}
-		made, problems := pool.BuildPool(pool.Input{Snapshot: snapshot, Features: features.All()})
+		made, problems := pool.BuildPools(pool.Input{Node: "node", Snapshot: snapshot, Features: features.All()})
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}

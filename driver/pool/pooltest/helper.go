@@ -12,8 +12,8 @@ import (
 // Helper replaces the library's helper. It records the published pools of the node "node".
 type Helper struct {
 	mu        sync.Mutex
-	published []resourceslice.Pool // since the last call of PublishedSketches
-	last      resourceslice.Pool
+	published []resourceslice.DriverResources // since the last call of PublishedSketches
+	last      resourceslice.DriverResources
 	stopped   bool
 }
 
@@ -21,13 +21,13 @@ type Helper struct {
 func (h *Helper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.last = resources.DeepCopy().Pools["node"]
+	h.last = *resources.DeepCopy()
 	h.published = append(h.published, h.last)
 	return nil
 }
 
-// LastPool returns the pool published last.
-func (h *Helper) LastPool() resourceslice.Pool {
+// LastPools returns the pools published last.
+func (h *Helper) LastPools() resourceslice.DriverResources {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.last
@@ -51,14 +51,14 @@ func (h *Helper) IsStopped() bool {
 func (h *Helper) PublishedSketches() (out [][]string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, pool := range h.published {
-		out = append(out, SketchPool(pool))
+	for _, pools := range h.published {
+		out = append(out, SketchPools(pools))
 	}
 	h.published = nil
 	return out
 }
 
-// ExpectPublished checks the sketches of the pools published since the last call, each of one slice.
+// ExpectPublished checks the sketches published since the last call, each of one slice.
 // It is for a synctest bubble.
 func ExpectPublished(t testing.TB, helper *Helper, want ...string) {
 	t.Helper()

@@ -2,6 +2,8 @@ package pooltest
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -26,33 +28,39 @@ func PartDevice(silicon, name string, takes int) rules.Offered {
 	return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Silicon{Name: silicon, Counters: Quantities("slices", 7)}, Takes: Quantities("slices", takes)}}
 }
 
-// SketchPool returns a short form of a pool: a line for each slice.
-func SketchPool(pool resourceslice.Pool) []string {
+// SketchPools returns a short form of the pools: a line for each slice, sorted by the name of the pool.
+func SketchPools(pools resourceslice.DriverResources) []string {
 	var lines []string
-	for _, slice := range pool.Slices {
-		var words []string
-		for _, set := range slice.SharedCounters {
-			words = append(words, "set:"+set.Name)
+	for _, name := range slices.Sorted(maps.Keys(pools.Pools)) {
+		for i := range pools.Pools[name].Slices {
+			lines = append(lines, sketchSlice(&pools.Pools[name].Slices[i]))
 		}
-		for _, device := range slice.Devices {
-			var word strings.Builder
-			word.WriteString(device.Name)
-			for _, taint := range device.Taints {
-				fmt.Fprintf(&word, "!%s", strings.TrimPrefix(taint.Key, "chandler.dev/"))
-				if taint.TimeAdded != nil {
-					fmt.Fprintf(&word, "@%d", taint.TimeAdded.Unix())
-				}
-				fmt.Fprintf(&word, ":%s", taint.Effect)
-			}
-			for _, consumed := range device.ConsumesCounters {
-				fmt.Fprintf(&word, "<%s", consumed.CounterSet)
-			}
-			if ptr.Deref(device.AllowMultipleAllocations, false) {
-				word.WriteString("*")
-			}
-			words = append(words, word.String())
-		}
-		lines = append(lines, strings.Join(words, " "))
 	}
 	return lines
+}
+
+func sketchSlice(slice *resourceslice.Slice) string {
+	var words []string
+	for _, set := range slice.SharedCounters {
+		words = append(words, "set:"+set.Name)
+	}
+	for _, device := range slice.Devices {
+		var word strings.Builder
+		word.WriteString(device.Name)
+		for _, taint := range device.Taints {
+			fmt.Fprintf(&word, "!%s", strings.TrimPrefix(taint.Key, "chandler.dev/"))
+			if taint.TimeAdded != nil {
+				fmt.Fprintf(&word, "@%d", taint.TimeAdded.Unix())
+			}
+			fmt.Fprintf(&word, ":%s", taint.Effect)
+		}
+		for _, consumed := range device.ConsumesCounters {
+			fmt.Fprintf(&word, "<%s", consumed.CounterSet)
+		}
+		if ptr.Deref(device.AllowMultipleAllocations, false) {
+			word.WriteString("*")
+		}
+		words = append(words, word.String())
+	}
+	return strings.Join(words, " ")
 }

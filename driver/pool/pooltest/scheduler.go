@@ -61,17 +61,19 @@ func NewScheduler(t testing.TB, kept features.Set) *Scheduler {
 	}
 }
 
-// Publish replaces the slices with those of a pool, and returns the scheduler.
-func (s *Scheduler) Publish(pool resourceslice.Pool) *Scheduler {
+// Publish replaces the slices with those of the pools, and returns the scheduler.
+func (s *Scheduler) Publish(pools resourceslice.DriverResources) *Scheduler {
 	s.Slices = nil
-	for i, slice := range pool.Slices {
-		s.Slices = append(s.Slices, &resourceapi.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("slice-", i)},
-			Spec: resourceapi.ResourceSliceSpec{
-				Driver: discovery.Domain, NodeName: new("node"), Devices: slice.Devices, SharedCounters: slice.SharedCounters, PartitionTypeAttribute: slice.PartitionTypeAttribute,
-				Pool: resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
-			},
-		})
+	for name, pool := range pools.Pools {
+		for _, slice := range pool.Slices {
+			s.Slices = append(s.Slices, &resourceapi.ResourceSlice{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("slice-", len(s.Slices))},
+				Spec: resourceapi.ResourceSliceSpec{
+					Driver: discovery.Domain, NodeName: new("node"), Devices: slice.Devices, SharedCounters: slice.SharedCounters, PartitionTypeAttribute: slice.PartitionTypeAttribute,
+					Pool: resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+				},
+			})
+		}
 	}
 	return s
 }

@@ -7,6 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"chandler.dev/discovery"
 )
 
 // ChangingServer returns a client of an API server. The server passes the slice of each create call
@@ -19,7 +21,7 @@ func ChangingServer(t testing.TB, change func(*resourceapi.ResourceSlice) error)
 			t.Error("a slice is created in earnest")
 		}
 		slice := create.Object.(*resourceapi.ResourceSlice).DeepCopy()
-		if slice.Spec.Driver != "chandler.dev" || slice.Spec.Pool.Name != "node" || *slice.Spec.NodeName != "node" {
+		if slice.Spec.Driver != "chandler.dev" || !discovery.IsPoolOf("node", slice.Spec.Pool.Name) || *slice.Spec.NodeName != "node" {
 			t.Errorf("an admission policy would not let this pass: %v", slice.Spec)
 		}
 		return true, slice, change(slice)

@@ -213,7 +213,7 @@ func (n *node) scan(ctx context.Context, tree *discoverytest.Tree, in pool.Input
 	n.now = n.now.Add(scanInterval)
 	settled, _ := n.settler.SettleStates(found, n.now)
 	n.last = n.rules.ApplyTo(settled) //nolint:contextcheck // evaluating an expression does not block
-	in.Snapshot, in.GoneEffect = n.last, resourceapi.DeviceTaintEffectNoSchedule
+	in.Node, in.Snapshot, in.GoneEffect = nodeName, n.last, resourceapi.DeviceTaintEffectNoSchedule
 	// The publisher reads its input before each action. The first action may be the detection of
 	// features and the second one the publication. The third reading follows the publication.
 	for range 3 {
@@ -246,29 +246,33 @@ func (n *node) movableDevices() (devices []rules.Offered, claim *allocation.Clai
 
 // published are the published slices. It implements [publish.Helper].
 type published struct {
-	last   []resourceslice.Slice
+	last   resourceslice.DriverResources
 	writes int
 }
 
 // PublishResources counts the slices that differ from those published last, and those that are
-// deleted. If the number of slices changes, all of them are written, because each contains the number.
+// deleted. If the number of a pool's slices changes, all of them are written, because each contains the
+// number.
 func (p *published) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
-	now := resources.DeepCopy().Pools[nodeName].Slices
-	for i := range now {
-		isEqual := func(s resourceslice.Slice) bool { return equality.Semantic.DeepEqual(s, now[i]) }
-		if len(now) != len(p.last) || !slices.ContainsFunc(p.last, isEqual) {
-			p.writes++
+	resources = *resources.DeepCopy()
+	for _, pool := range []string{discovery.PoolName(nodeName, true), discovery.PoolName(nodeName, false)} {
+		last, now := p.last.Pools[pool].Slices, resources.Pools[pool].Slices
+		for i := range now {
+			isEqual := func(s resourceslice.Slice) bool { return equality.Semantic.DeepEqual(s, now[i]) }
+			if len(now) != len(last) || !slices.ContainsFunc(last, isEqual) {
+				p.writes++
+			}
 		}
+		p.writes += max(0, len(last)-len(now))
 	}
-	p.writes += max(0, len(p.last)-len(now))
-	p.last = now
+	p.last = resources
 	return nil
 }
 
 // devices returns the number of published devices.
 func (p *published) devices() (n int) {
-	for i := range p.last {
-		n += len(p.last[i].Devices)
+	for _, slice := range pool.SlicesOf(p.last) {
+		n += len(slice.Devices)
 	}
 	return n
 }
@@ -276,7 +280,7 @@ func (p *published) devices() (n int) {
 // has reports whether a device is published.
 func (p *published) has(name string) bool {
 	isNamed := func(d resourceapi.Device) bool { return d.Name == name }
-	return slices.ContainsFunc(p.last, func(s resourceslice.Slice) bool { return slices.ContainsFunc(s.Devices, isNamed) })
+	return slices.ContainsFunc(pool.SlicesOf(p.last), func(s resourceslice.Slice) bool { return slices.ContainsFunc(s.Devices, isNamed) })
 }
 
 // keepingServer returns a client of an API server that keeps all fields of slices.

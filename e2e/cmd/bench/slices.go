@@ -117,13 +117,13 @@ func (s *watchedSlices) until(ctx context.Context, is func() bool) error {
 
 // devices returns the number of devices in slices of the newest generation of their pool.
 func (s *watchedSlices) devices() int {
-	var newest int64
+	newest := make(map[string]int64) // generations of pools
 	for _, slice := range s.known {
-		newest = max(newest, slice.Spec.Pool.Generation)
+		newest[slice.Spec.Pool.Name] = max(newest[slice.Spec.Pool.Name], slice.Spec.Pool.Generation)
 	}
 	n := 0
 	for _, slice := range s.known {
-		if slice.Spec.Pool.Generation == newest {
+		if slice.Spec.Pool.Generation == newest[slice.Spec.Pool.Name] {
 			n += len(slice.Spec.Devices)
 		}
 	}

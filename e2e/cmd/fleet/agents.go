@@ -340,7 +340,7 @@ func gpusOf(published []*resourceapi.ResourceSlice) map[string]int {
 // devicesOf returns the names of the GPUs of a node.
 func devicesOf(published []*resourceapi.ResourceSlice, node string) (names []string) {
 	for _, slice := range published {
-		if slice.Spec.Driver == chandler.Driver && slice.Spec.NodeName != nil && *slice.Spec.NodeName == node {
+		if slice.Spec.Driver == chandler.Driver && slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && slice.Spec.Pool.Name == discovery.PoolName(node, true) {
 			for _, device := range slice.Spec.Devices {
 				names = append(names, device.Name)
 			}

@@ -4,6 +4,7 @@ package fleettest
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -63,20 +64,15 @@ func (c *Cluster) Node(name, host string, change func(*discovery.Device)) {
 			change(&found.Devices[i])
 		}
 	}
-	made, _ := pool.BuildPool(pool.Input{Snapshot: new(rules.Rules).ApplyTo(found), Features: features.All()})
+	made, _ := pool.BuildPools(pool.Input{Node: name, Snapshot: new(rules.Rules).ApplyTo(found), Features: features.All()})
 	c.Publish(name, made)
 }
 
-// Publish adds a node with a pool.
-func (c *Cluster) Publish(name string, made resourceslice.Pool) {
-	for i, slice := range made.Slices {
-		c.Slices = append(c.Slices, resourceapi.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%02d", name, i)},
-			Spec: resourceapi.ResourceSliceSpec{
-				Driver: discovery.Domain, NodeName: &name, Devices: slice.Devices, SharedCounters: slice.SharedCounters, PartitionTypeAttribute: slice.PartitionTypeAttribute,
-				Pool: resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: int64(len(made.Slices))},
-			},
-		})
+// Publish adds a node with pools.
+func (c *Cluster) Publish(name string, made resourceslice.DriverResources) {
+	for i, slice := range pool.SliceObjects(name, made).Items {
+		slice.Name = fmt.Sprintf("%s-%02d", name, i)
+		c.Slices = append(c.Slices, slice)
 	}
 	for i := range c.Nodes {
 		if c.Nodes[i].Name == name {
@@ -138,6 +134,17 @@ func Request(name, class string, count int64, selectors ...string) resourceapi.D
 	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
 }
 
+// poolOf returns the pool of a device, or the main pool of the node if no slice has the device.
+func (c *Cluster) poolOf(node, device string) string {
+	for i := range c.Slices {
+		isNamed := func(d resourceapi.Device) bool { return d.Name == device }
+		if spec := &c.Slices[i].Spec; *spec.NodeName == node && slices.ContainsFunc(spec.Devices, isNamed) {
+			return spec.Pool.Name
+		}
+	}
+	return node
+}
+
 // AllocateDevices allocates devices of a node to a new claim, which is reserved for a new pod on
 // the node. The name of the claim is the pod's name followed by "-devices".
 func (c *Cluster) AllocateDevices(namespace, pod, node string, minutes int, request string, devices ...string) {
@@ -146,7 +153,7 @@ func (c *Cluster) AllocateDevices(namespace, pod, node string, minutes int, requ
 	since := metav1.NewTime(Now.Add(-time.Duration(minutes) * time.Minute))
 	allocation := &resourceapi.AllocationResult{AllocationTimestamp: &since}
 	for _, device := range devices {
-		allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: request, Driver: discovery.Domain, Pool: node, Device: device})
+		allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: request, Driver: discovery.Domain, Pool: c.poolOf(node, device), Device: device})
 	}
 	claim.Status.Allocation = allocation
 	made := c.AddPod(namespace, pod, node, minutes, nil, name)

@@ -75,12 +75,12 @@ func Quantities(n int64) map[string]resource.Quantity {
 	return map[string]resource.Quantity{"slices": *resource.NewQuantity(n, resource.DecimalSI)}
 }
 
-// Claim returns a claim for devices.
+// Claim returns a claim for devices of the node "node".
 func Claim(name string, devices ...rules.Offered) *allocation.Claim {
 	c := &allocation.Claim{Version: allocation.Version, UID: types.UID("uid-" + name), Namespace: "default", Name: name, Boot: "boot-1"}
 	for i, d := range devices {
 		r := allocation.Result{
-			Request: "r", Pool: "node", Device: d.Name, Source: d.Name, Silicon: d.Silicon(), Whole: d.PartOf == nil,
+			Request: "r", Pool: discovery.PoolName("node", d.InMainPool()), Device: d.Name, Source: d.Name, Silicon: d.Silicon(), Whole: d.PartOf == nil,
 			Takes: d.Takes, Shared: d.Shareable, Identity: d.Identity, CDI: fmt.Sprintf("uid-%s-%d-%s", name, i, d.Name),
 		}
 		for _, n := range d.Edits.DeviceNodes {

@@ -187,10 +187,10 @@ func requestsExtended(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(ResourcesOf(pod), func(name string) bool { return strings.Contains(name, "/") })
 }
 
-// allocatedHere reports whether a device of the node's pool is allocated to the claim.
+// allocatedHere reports whether a device of the node's pools is allocated to the claim.
 func (n *Node) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-		return result.Driver == discovery.Domain && result.Pool == n.name
+		return result.Driver == discovery.Domain && discovery.IsPoolOf(n.name, result.Pool)
 	})
 }
 
@@ -298,7 +298,7 @@ func (n *Node) ClaimedDevices(ctx context.Context) (claimed map[string][]*resour
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
 			admin := result.AdminAccess != nil && *result.AdminAccess
-			if result.Driver == discovery.Domain && result.Pool == n.name && !admin {
+			if result.Driver == discovery.Domain && discovery.IsPoolOf(n.name, result.Pool) && !admin {
 				claimed[result.Device] = append(claimed[result.Device], claim)
 			}
 		}

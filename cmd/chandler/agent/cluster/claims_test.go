@@ -35,7 +35,7 @@ func TestAbandoned(t *testing.T) {
 	claim := func(uid types.UID, reserved ...types.UID) *resourceapi.ResourceClaim {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: uid}}
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "chandler.dev", Pool: "node", Device: "gpu"}}}}
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "chandler.dev", Pool: "node/other", Device: "nic"}}}}
 		for _, pod := range reserved {
 			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", UID: pod})
 		}
