@@ -323,7 +323,11 @@ func (l *Ledger) End(uid types.UID, s exclusion.Stock) error {
 	defer l.mu.Unlock()
 	if a := l.accounts.byKey[string(uid)]; a != nil && a.State == allocation.Ending {
 		if c, ok := a.Entry.(*allocation.Claim); ok {
-			l.accounts.put(exclusion.NewAccount(c, l.config.stateOf(c)))
+			again := *a
+			if again.State = allocation.Uncertain; a.To == allocation.None {
+				again.State = l.config.stateOf(c)
+			}
+			l.accounts.put(&again)
 			notify(l.changed)
 		}
 	}

@@ -288,6 +288,31 @@ func TestUnsure(t *testing.T) {
 	}
 }
 
+// A claim that may have either of two devices keeps both if its end fails.
+func TestFailedEndOfUnsureClaim(t *testing.T) {
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129))
+	b := newBench(t)
+	before, after := stocktest.Claim("c", s["a"]), stocktest.Claim("c", s["b"])
+	b.mustGive(before, s)
+	b.disk.Before = func(disktest.Op, string) error { return syscall.EIO }
+	b.disk.BeforeRead = func(string) error { return syscall.EIO }
+	if err := b.AllocateClaim(after, allocation.Allocated, s); !errors.Is(err, syscall.EIO) || b.state(after) != allocation.Uncertain {
+		t.Fatalf("%v, %v", b.state(after), err)
+	}
+	if err := b.End(after.UID, s); !errors.Is(err, syscall.EIO) {
+		t.Fatal(err)
+	}
+	b.disk.Before, b.disk.BeforeRead = nil, nil
+	for _, device := range []string{"a", "b"} {
+		b.mustRefuse(stocktest.Claim("other", s[device]), s, "in use by claim default/c")
+	}
+	if err := b.ReconcileFiles(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.mustRefuse(stocktest.Claim("other", s["a"]), s, "in use by claim default/c")
+	b.mustGive(stocktest.Claim("other", s["b"]), s)
+}
+
 // An output that fails leaves the claim given, and is tried again.
 func TestOutputsAreReconciled(t *testing.T) {
 	b := newBench(t)
