@@ -46,8 +46,8 @@ The slices depend on the API server, which drops the fields of features that it 
 not support. Set its version, and its feature gates that differ from the default. The
 agent's metric chandler_dra_server_feature_enabled lists them.
 
-The names lack the random suffix that the API server adds, and the slices have no
-owner.`,
+The names end with the name of the pool, and not with the random suffix that the API
+server adds. The slices have no owner.`,
 		Example: `  chandler slices rack7.host --node-name gpu-node-template
   chandler slices rack7.host --kubernetes-version 1.35 --feature-gates DRAPartitionableDevices=true,SeparateCounters=true
   chandler slices -o json | jq '.items[].spec.devices[].name'`,

@@ -23,8 +23,7 @@ const (
 )
 
 // combineSlices returns the slices of a pool with the devices, each counter set next to all its
-// consumers. Kubernetes 1.34
-// requires this layout, since its scheduler counts within a slice
+// consumers. Kubernetes 1.34 requires this layout, since its scheduler counts within a slice
 // (structured/internal/incubating/allocator_incubating.go of 0.34, checkAvailableCounters). The
 // slices are ordered by their first devices. Devices of a counter set too large for a slice are
 // left out, with a problem for each.

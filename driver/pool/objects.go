@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,7 +15,7 @@ import (
 
 // SliceObjects returns the ResourceSlices of a node's pools as the library's controller first writes
 // them (resourceslicecontroller.go, syncPool, of k8s.io/dynamic-resource-allocation 0.37), without
-// the owner and the random end of the name.
+// the owner. Their names end with the name of the pool, and not with random characters.
 func SliceObjects(node string, pools resourceslice.DriverResources) *resourceapi.ResourceSliceList {
 	list := &resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"}}
 	for _, name := range slices.Sorted(maps.Keys(pools.Pools)) {
@@ -23,7 +24,7 @@ func SliceObjects(node string, pools resourceslice.DriverResources) *resourceapi
 			slice := &p.Slices[i]
 			list.Items = append(list.Items, resourceapi.ResourceSlice{
 				TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, discovery.Domain, node)},
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, discovery.Domain, strings.ReplaceAll(name, "/", "-"))},
 				Spec: resourceapi.ResourceSliceSpec{
 					Driver:                 discovery.Domain,
 					NodeName:               &node,

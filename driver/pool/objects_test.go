@@ -32,7 +32,7 @@ func TestObjectsAreTheController(t *testing.T) {
 		client := fake.NewClientset()
 		client.PrependReactor("create", "resourceslices", func(action kubetesting.Action) (bool, runtime.Object, error) {
 			slice := action.(kubetesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
-			slice.Name = slice.GenerateName + strings.ReplaceAll(slice.Spec.Pool.Name, "/", "-") // the API server adds five random characters
+			slice.Name = strings.TrimSuffix(slice.GenerateName, "node-") + strings.ReplaceAll(slice.Spec.Pool.Name, "/", "-") // the API server adds five random characters
 			return false, nil, nil
 		})
 		controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
@@ -51,14 +51,14 @@ func TestObjectsAreTheController(t *testing.T) {
 		}
 		byName := make(map[string]resourceapi.ResourceSlice)
 		for _, slice := range written.Items {
-			byName[slice.Spec.Pool.Name+" "+strings.TrimSuffix(slice.GenerateName, "-")] = slice
+			byName[slice.Name] = slice
 		}
 		objects := pool.SliceObjects("node", p)
 		if len(objects.Items) != len(written.Items) || len(byName) != len(written.Items) {
 			t.Fatalf("%d objects, %d written", len(objects.Items), len(written.Items))
 		}
 		for _, object := range objects.Items {
-			if want := byName[object.Spec.Pool.Name+" "+object.Name].Spec; !equality.Semantic.DeepEqual(want, object.Spec) {
+			if want := byName[object.Name].Spec; !equality.Semantic.DeepEqual(want, object.Spec) {
 				t.Errorf("%s: -written +object:\n%s", object.Name, cmp.Diff(want, object.Spec))
 			}
 		}

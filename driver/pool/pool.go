@@ -42,8 +42,8 @@ type Input struct {
 // [discovery.PoolName]. BuildPools omits a device if the server would otherwise refuse other devices
 // as well. A pool without devices is omitted, except that a node without devices has an empty main
 // pool, which shows the presence of the driver. The devices of a slice are ordered by their position
-// in the machine and then by name, and counter sets by the name of the physical device.
-// The same input always gives the same slices.
+// in the machine and then by name, and counter sets by the name of the physical device. The same
+// input always gives the same slices.
 func BuildPools(given Input) (resourceslice.DriverResources, []discovery.Problem) {
 	b := newBuilder(given)
 	b.addDevices()
@@ -180,10 +180,10 @@ func (b *builder) devicesByPool() map[string][]resourceapi.Device {
 }
 
 // devicesInOrder returns all devices in topology order, and the devices of one physical device in
-// name order. A scheduler without another preference allocates the
-// first free devices of a slice (structured/internal/*/allocator_*.go of
-// k8s.io/dynamic-resource-allocation, in 0.34 to 0.37), so a pod with several devices gets devices
-// near each other. A vanished device follows its predecessor by name.
+// name order. A scheduler without another preference allocates the first free devices of a slice
+// (structured/internal/*/allocator_*.go of k8s.io/dynamic-resource-allocation, in 0.34 to 0.37), so
+// a pod with several devices gets devices near each other. A vanished device follows its
+// predecessor by name.
 func (b *builder) devicesInOrder() []resourceapi.Device {
 	devices := slices.SortedFunc(maps.Values(b.devices), func(x, y resourceapi.Device) int { return strings.Compare(x.Name, y.Name) })
 	places, last := make(map[string]int, len(devices)), 0
