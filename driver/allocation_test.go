@@ -222,6 +222,28 @@ func TestContainersOutliveAnAllocation(t *testing.T) {
 	})
 }
 
+// A kubelet up to 1.36 starts a pod with the earlier devices of a claim that was allocated again. The
+// claim keeps them until the pod has ended.
+func TestPodStartsWithEarlierAllocation(t *testing.T) {
+	b := newBench(t)
+	started, unread := []string{"default/early"}, errFault
+	b.config.StartedPods = func(_ context.Context, c *resourceapi.ResourceClaim) ([]string, error) {
+		if c.Name != "c" {
+			t.Errorf("asked for claim %s", c.Name)
+		}
+		return started, unread
+	}
+	b.restart().offers(gpu("a", 1), gpu("b", 2))
+	mustPrepare(t, b, claim("c", "a"))
+	mustRefuse(t, b, claim("c", "b"), "read the pods with its previous devices", errFault.Error())
+	unread = nil
+	mustRefuse(t, b, claim("c", "b"), "its previous devices are in use by pod default/early")
+	mustRefuse(t, b, claim("other", "a"), "is in use by claim default/c")
+	started = nil
+	mustPrepare(t, b, claim("c", "b"))
+	mustPrepare(t, b, claim("other", "a"))
+}
+
 // A device that replaced another between allocation and Prepare is not the device chosen by the
 // scheduler, whether or not the agent saw the other device disappear.
 func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {

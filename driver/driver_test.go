@@ -72,6 +72,7 @@ func newBench(t testing.TB) *bench {
 		GoneEffect:       func() resourceapi.DeviceTaintEffect { return resourceapi.DeviceTaintEffectNoSchedule },
 		Abandoned:        func(context.Context, []allocation.Owner) ([]types.UID, error) { return nil, nil },
 		NodeClaims:       func(context.Context) ([]*resourceapi.ResourceClaim, error) { return nil, nil },
+		StartedPods:      func(context.Context, *resourceapi.ResourceClaim) ([]string, error) { return nil, nil },
 		ReadParameters: func([]byte) (discovery.Parameters, error) {
 			return nil, errors.New("this driver takes no parameters")
 		},

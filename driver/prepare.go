@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -132,7 +133,7 @@ func (h *claimHandler) prepare(ctx context.Context, claim *resourceapi.ResourceC
 	plan, err := h.planClaim(ctx, claim)
 	end(err)
 	if err == nil && plan.earlier != nil && !plan.earlier.SameAllocation(plan.wanted) {
-		if err = h.refuseReallocation(plan); err == nil {
+		if err = h.refuseReallocation(ctx, claim, plan); err == nil {
 			plan.earlier, plan.state, err = nil, allocation.None, h.letGo(ctx, claim.UID)
 		}
 	}
@@ -261,14 +262,23 @@ func (h *claimHandler) planClaim(ctx context.Context, claim *resourceapi.Resourc
 // refuseReallocation refuses a claim with a new allocation while containers may still use the
 // devices of the earlier one. The earlier allocation ended with its last pod, but the kubelet has
 // not unprepared the claim, so the pod was deleted by force. A restarted kubelet prepares the claim
-// nevertheless (pkg/kubelet/cm/dra/claiminfo.go, newClaimInfoFromState, in 1.34 to 1.37).
-func (h *claimHandler) refuseReallocation(p *plan) error {
+// nevertheless (pkg/kubelet/cm/dra/claiminfo.go, newClaimInfoFromState, in 1.34 to 1.37). Up to 1.36,
+// a kubelet that was not restarted starts other pods of the claim with the earlier devices
+// (PrepareResources in pkg/kubelet/cm/dra/manager.go, read in 1.36).
+func (h *claimHandler) refuseReallocation(ctx context.Context, claim *resourceapi.ResourceClaim, p *plan) error {
 	if p.state != allocation.Allocated {
 		return nil // no container can have it
 	}
 	since, _ := h.newAllocations.LoadOrStore(p.wanted.UID, time.Now())
 	if left := h.termination - time.Since(since.(time.Time)); left > 0 {
 		return withRefusal(RefusedWaiting, fmt.Errorf("the claim was allocated again while it was prepared; containers may use its previous devices for %s", left.Round(time.Second)))
+	}
+	started, err := h.config.StartedPods(ctx, claim)
+	switch {
+	case err != nil:
+		return withRefusal(RefusedWaiting, fmt.Errorf("the claim was allocated again while it was prepared; read the pods with its previous devices: %w", err))
+	case len(started) > 0:
+		return withRefusal(RefusedWaiting, fmt.Errorf("the claim was allocated again while it was prepared; its previous devices are in use by pod %s", strings.Join(started, ", ")))
 	}
 	return nil
 }

@@ -65,6 +65,7 @@ var deliberates = []deliberate{
 	{"a GPU in exclusive mode is given away while the supervisor is gone", "internal/sharing/sharing.go", "	if claim.Changed && (claim.Boot == \"\" || claim.Boot == o.config.Boot) {\n		return false\n	}\n", ""},
 	{"a GPU is given away whose mode cannot be restored", "internal/sharing/sharing.go", "		if err != nil {\n			return err\n		}\n	}\n	o.mu.Lock()\n	_, hadTrouble", "	}\n	o.mu.Lock()\n	_, hadTrouble"},
 	{"a claim that is prepared again gets another one of equal devices", "driver/devices.go", "	before := earlier.SourcesOf(&wanted)\n", "	before := earlier.SourcesOf(&wanted)[:0]\n"},
+	{"a claim leaves a pod that started with its earlier devices", "driver/prepare.go", "	case len(started) > 0:\n", "	case false && len(started) > 0:\n"},
 	{"admin access is judged as other access is", "driver/requests.go", "		case !r.Admin:\n", "		case true:\n"},
 }
 
@@ -81,6 +82,7 @@ var rare = map[string]string{
 	"names of directories that somebody removed are not synchronised": "stateWiped",
 
 	"grants end by answers that are not whole":                           "kubeletAlone",
+	"a claim leaves a pod that started with its earlier devices":         "claimReallocated",
 	"a claim ends while its daemon is started again":                     "daemonDies",
 	"a GPU in exclusive mode is given away while the supervisor is gone": "supervisorKilled",
 	"a GPU is given away whose mode cannot be restored":                  "modesRefused",

@@ -277,7 +277,8 @@ func forceDelete(w *World) bool {
 
 // reallocateClaim allocates a claim again while a container keeps running with the claim's earlier
 // devices: the pod is deleted by force, another claim has the device for a moment, and a restarted
-// kubelet prepares the claim again.
+// kubelet prepares the claim again. A kubelet up to 1.36 may be restarted only after another pod of
+// the claim has started with the earlier devices.
 func reallocateClaim(w *World) bool {
 	p := w.cluster.PickPod(func(p *cluster.Pod) bool { return p.Bound && !p.Own && p.Stubborn })
 	if p == nil || w.isDown() || !w.kubelet.IsUp() {
@@ -295,6 +296,13 @@ func reallocateClaim(w *World) bool {
 	w.server.Put(passing)
 	placed := w.cluster.SchedulePod(next)
 	w.server.Delete(passing)
+	if w.minor < 37 && w.random.IntN(2) == 0 {
+		next.Stubborn, next.Grace = true, time.Minute
+		w.cluster.SubmitPod(next)
+		time.Sleep(time.Second)
+		next = w.cluster.NewPod("pod")
+		next.Own, next.Claims = false, p.Claims
+	}
 	w.kubelet.StopKubelet()
 	w.kubelet.StartKubelet()
 	time.Sleep(time.Duration(w.random.IntN(500)) * time.Millisecond) // the kubelet ends containers of unknown pods within a second

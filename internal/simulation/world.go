@@ -88,7 +88,7 @@ func NewWorld(seed uint64) *World {
 	w.supervisor.RestartProcess()
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
-		Pods: w.cluster.BoundPods, Start: func(c *kubelet.Container) error { return w.usage.StartContainer(c) }, Done: w.cluster.PodDone, Log: w.history.Log,
+		Pods: w.cluster.BoundPods, Start: w.startContainer, Done: w.cluster.PodDone, Log: w.history.Log,
 		Ended: func(c *kubelet.Container) {
 			w.history.Log("runtime: container of pod %s has ended", c.Pod)
 			w.usage.Processes.EndContainer(c)
@@ -178,6 +178,15 @@ func (w *World) Run(steps int) (r Result) {
 func (w *World) check() {
 	checkCalls(w)
 	w.usage.Check()
+}
+
+// startContainer starts a container of a pod.
+func (w *World) startContainer(c *kubelet.Container) error {
+	err := w.usage.StartContainer(c)
+	if err == nil {
+		w.cluster.PodStarted(c.Pod.UID)
+	}
+	return err
 }
 
 // isDown reports whether the API server is down.

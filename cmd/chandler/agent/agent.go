@@ -141,6 +141,7 @@ func newAgent(config Config) *agent {
 		GoneEffect:       a.settings.goneEffect,
 		Abandoned:        a.cluster.AbandonedClaims,
 		NodeClaims:       a.cluster.NodeClaims,
+		StartedPods:      a.cluster.StartedPods,
 		OrderDaemons:     discovery.JoinOrderers(config.Families),
 		StartDaemons:     a.changes.SharingDaemons.Begin,
 		SharingDir:       config.sharingDir(),

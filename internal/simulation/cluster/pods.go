@@ -69,6 +69,8 @@ type Pod struct {
 	Binding time.Time // when the scheduler binds the pod, whose claims are allocated; zero before
 	tried   int64     // the version of the API server at the last failed attempt to schedule the pod
 	inAPI   bool
+	started bool // a container has started
+	running bool // the API server has the phase Running
 	ended   bool // its containers have ended
 	Deleted bool
 
@@ -96,8 +98,12 @@ func (c *Cluster) TendPods() {
 	c.ForgetEnded()
 	for _, p := range c.AllPods() {
 		c.mu.Lock()
-		bound, deleted := p.Bound, p.Deleted
+		bound, deleted, runs := p.Bound, p.Deleted, p.started && !p.running && p.inAPI
 		c.mu.Unlock()
+		if runs {
+			p.running = true
+			c.putPod(p)
+		}
 		if deleted {
 			c.Kubelet.Delete(p.UID, false) // the kubelet may have been down
 		}
@@ -121,6 +127,15 @@ func (c *Cluster) BoundPods() ([]*kubelet.Pod, error) {
 		}
 	}
 	return all, nil
+}
+
+// PodStarted records that a container of a pod has started.
+func (c *Cluster) PodStarted(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.pods[uid]; p != nil {
+		p.started = true
+	}
 }
 
 // PodDone records that a pod has ended or was rejected. The kubelet calls PodDone.
@@ -159,6 +174,9 @@ func (c *Cluster) putPod(p *Pod) {
 	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Spec: spec}
 	if !p.Binding.IsZero() && !p.Bound {
 		object.Status.NominatedNodeName = c.Node
+	}
+	if p.running {
+		object.Status.Phase = corev1.PodRunning
 	}
 	c.Server.Put(object)
 }

@@ -228,6 +228,26 @@ func (n *Node) PodsOf(claim allocation.Owner) (pods []string) {
 	return pods
 }
 
+// StartedPods returns the names of the node's pods with a claim of which a container has started and
+// that have not ended, from the API server.
+func (n *Node) StartedPods(ctx context.Context, claim *resourceapi.ResourceClaim) (started []string, err error) {
+	pods, err := n.unendedPods(ctx)
+	for i := range pods {
+		pod := &pods[i]
+		if pod.Namespace == claim.Namespace && slices.Contains(podclaims.ClaimsOf(pod), claim.Name) && hasStarted(pod) {
+			started = append(started, nameOf(pod).String())
+		}
+	}
+	return started, err
+}
+
+// hasStarted reports whether a container of the pod has started, also an init container.
+func hasStarted(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodRunning || slices.ContainsFunc(pod.Status.InitContainerStatuses, func(status corev1.ContainerStatus) bool {
+		return status.State.Running != nil || status.State.Terminated != nil
+	})
+}
+
 // ByName returns the node's pods in the API server, by name.
 func (n *Node) ByName(ctx context.Context) (map[types.NamespacedName]*corev1.Pod, error) {
 	pods, err := n.pods(ctx)

@@ -114,3 +114,26 @@ func TestAbandonedByUID(t *testing.T) {
 		t.Errorf("abandoned %v, %v", abandoned, err)
 	}
 }
+
+// A pod has started if one of its containers has, also while it waits for its other init containers.
+func TestStartedPods(t *testing.T) {
+	waiting, ran := corev1.ContainerStatus{Name: "wait", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}, corev1.ContainerStatus{Name: "ran", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}
+	pod := func(namespace, name, claim string, status corev1.PodStatus) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name)}, Status: status,
+			Spec: corev1.PodSpec{NodeName: "node", ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim}}},
+		}
+	}
+	client := fake.NewClientset(
+		pod("default", "running", "c", corev1.PodStatus{Phase: corev1.PodRunning}),
+		pod("default", "initializing", "c", corev1.PodStatus{Phase: corev1.PodPending, InitContainerStatuses: []corev1.ContainerStatus{ran, waiting}}),
+		pod("default", "pending", "c", corev1.PodStatus{Phase: corev1.PodPending, InitContainerStatuses: []corev1.ContainerStatus{waiting}}),
+		pod("default", "ended", "c", corev1.PodStatus{Phase: corev1.PodSucceeded, InitContainerStatuses: []corev1.ContainerStatus{ran}}),
+		pod("default", "of-another-claim", "d", corev1.PodStatus{Phase: corev1.PodRunning}),
+		pod("other", "running", "c", corev1.PodStatus{Phase: corev1.PodRunning}),
+	)
+	started, err := NewNode("node", client, "", nil).StartedPods(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"}})
+	if want := []string{"default/initializing", "default/running"}; err != nil || !slices.Equal(started, want) {
+		t.Errorf("%v, %v; want %v", started, err, want)
+	}
+}
