@@ -117,8 +117,8 @@ type Config struct {
 	// API server. It is called after a device was replaced.
 	NodeClaims func(ctx context.Context) ([]*resourceapi.ResourceClaim, error)
 
-	// StartedPods returns the names of the claim's pods on the node of which a container has started,
-	// from the API server. It is called for a claim that was allocated again while it was prepared.
+	// StartedPods returns the names of the claim's pods on the node with a started container, from the
+	// API server. It is called for a claim that was allocated again while it was prepared.
 	StartedPods func(context.Context, *resourceapi.ResourceClaim) ([]string, error)
 
 	// GoneEffect returns the present taint effect for devices of claims that have vanished.

@@ -67,8 +67,8 @@ func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.M
 	return health
 }
 
-// healthReport returns the health of all devices of the view, by the pools in which they are published
-// and those by which claims have them. Allocated devices that are gone are unhealthy. A claim with
+// healthReport returns the health of all devices of the view, in the pools that publish them and in
+// those that claims name. Allocated devices that are gone are unhealthy. A claim with
 // admin access may keep a device that has vanished, and does not affect the health of its replacement.
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	type key struct{ pool, device string }

@@ -71,7 +71,7 @@ func (o *options) changeInstance(lib nvml.Interface, out, errOut io.Writer) erro
 	return json.NewEncoder(out).Encode(made)
 }
 
-// refuseCreation writes the reason for which no instance was created. If the caller has begun a
+// refuseCreation writes the reason why no instance was created. If the caller has begun a
 // creation, an instance may still exist; in this case, as for a removal, refuseCreation returns the
 // error instead.
 func (o *options) refuseCreation(out io.Writer, err error) error {

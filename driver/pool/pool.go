@@ -91,7 +91,7 @@ type builder struct {
 	chosen map[string][]allocation.Hold  // allocations by a common name, by that name
 	moved  map[string]string             // network interfaces that claims move to pods, by name in the snapshot
 
-	recorded map[string]string // pools by which claims have devices, see recordPool
+	recorded map[string]string // pools that claims name for their devices, see recordPool
 	torn     map[string]bool   // names that claims have by both pools
 
 	joined map[string]*rules.Offered // the first of the devices that are published as one, by their common name

@@ -10,7 +10,7 @@ import (
 	"chandler.dev/internal/ledger/allocation"
 )
 
-// recordPool records the pool by which a claim has a device, for the name of the device, its common
+// recordPool records the pool that a claim names for a device, for the name of the device, its common
 // name, and its physical device as recorded and at present.
 func (b *builder) recordPool(r *allocation.Result) {
 	b.recordPoolOf(r.Device, r.Pool)

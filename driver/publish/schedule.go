@@ -118,9 +118,11 @@ func (s *schedule) nextPools() *resourceslice.DriverResources {
 // which were not read yet: before the first publication, if several slices of a pool have devices.
 // Slices with devices are the last ones.
 func (s *schedule) needsEarlier(given *resourceslice.DriverResources) bool {
+	if s.last != nil || s.earlier != nil {
+		return false
+	}
 	for _, pool := range given.Pools {
-		n := len(pool.Slices)
-		if s.last == nil && s.earlier == nil && n > 1 && len(pool.Slices[n-2].Devices) > 0 {
+		if n := len(pool.Slices); n > 1 && len(pool.Slices[n-2].Devices) > 0 {
 			return true
 		}
 	}

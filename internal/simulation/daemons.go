@@ -52,12 +52,7 @@ func (w *World) runDaemonPod() (d daemonPod) {
 	d.gpu = chance.PickOne(w.random, w.cards...).Address
 	d.pod = w.submitForDevice(d.gpu, machine.ConfigWith(machine.AsMPS))
 	d.claim = w.server.Claim(cluster.Namespace, d.pod.Claims[0]).UID
-	for range 80 { // 20 seconds, if another pod has the GPU
-		if w.supervisor.LacksDaemon(d.claim) == "" {
-			break
-		}
-		time.Sleep(250 * time.Millisecond)
-	}
+	w.waitFor(func() bool { return w.supervisor.LacksDaemon(d.claim) == "" }) // another pod may have the GPU
 	return d
 }
 

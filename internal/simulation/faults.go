@@ -412,13 +412,9 @@ func keepOpen(w *World) bool {
 		selectDevice(claim, `device.attributes["chandler.dev"].kind != "nic"`) // most adapters have no device nodes
 	})
 	p.Stubborn, p.Lingers = false, time.Minute
-	for range 80 { // 20 seconds, if another process still has a device open
-		if address := w.usage.Processes.DeviceOf(p.UID); address != "" {
-			w.replacePod(p, address)
-			w.history.CountFault("deviceKeptOpen")
-			break
-		}
-		time.Sleep(250 * time.Millisecond)
+	if w.waitFor(func() bool { return w.usage.Processes.DeviceOf(p.UID) != "" }) { // another process may still have the device open
+		w.replacePod(p, w.usage.Processes.DeviceOf(p.UID))
+		w.history.CountFault("deviceKeptOpen")
 	}
 	return true
 }

@@ -121,6 +121,17 @@ func (w *World) submitPod(specify func(*resourceapi.ResourceClaim)) *cluster.Pod
 	return p
 }
 
+// waitFor waits until a condition holds, for at most 20 seconds, and reports whether it holds.
+func (w *World) waitFor(holds func() bool) bool {
+	for range 80 {
+		if holds() {
+			return true
+		}
+		time.Sleep(250 * time.Millisecond)
+	}
+	return false
+}
+
 // replacePod ends a pod with the device at an address, and creates another pod for the device, which
 // starts as soon as possible.
 func (w *World) replacePod(p *cluster.Pod, address string) {

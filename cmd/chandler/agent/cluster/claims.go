@@ -228,8 +228,8 @@ func (n *Node) PodsOf(claim allocation.Owner) (pods []string) {
 	return pods
 }
 
-// StartedPods returns the names of the node's pods with a claim of which a container has started and
-// that have not ended, from the API server.
+// StartedPods returns the names of the node's pods with a claim and a started container that have not
+// ended, from the API server.
 func (n *Node) StartedPods(ctx context.Context, claim *resourceapi.ResourceClaim) (started []string, err error) {
 	pods, err := n.unendedPods(ctx)
 	for i := range pods {
