@@ -68,7 +68,7 @@ RACED  = $(WAITS) $(filter-out $(WAITS) ./internal/simulation%,$(shell grep -rlE
   | xargs -n 1 dirname | sort -u | sed 's,^,./,'))
 ALONE := ^(TestPageOfEachHost|TestPageOfAHostWithoutConsumers|TestExtendedResourceNames|TestConfigImportOnHosts|$\
   TestSchedulerAndDriverAgree|TestNoDeviceIsUnreachable|TestAgentIsKilledWhile\w+|TestAgentPartitionsAGPU|$\
-  TestAgentKeepsVirtualFunctionsInUse|TestAgentCreatesMIGPartitions|TestAgentCreatesMIGPartitionsForAResource)$$
+  TestAgentKeepsVirtualFunctionsInUse|TestAgentCreatesMIGPartitions|TestAgentCreatesMIGPartitionsForAResource|TestKilledAtEachRequest)$$
 
 unit: $(TESTRUN) ## the tests that need no cluster
 	$(UNIT) -race -skip '$(ALONE)' $(RACED)
