@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -103,20 +105,25 @@ func TestSpecIsTheSameForTheSameDevices(t *testing.T) {
 	}
 }
 
-func TestCheckClaim(t *testing.T) {
-	dir := Dir{Path: t.TempDir()}
-	devices := []Device{gpu("a")}
-	if dir.CheckClaim(uid, devices) == nil {
-		t.Error("a missing spec passes")
-	}
-	if err := dir.WriteClaim(uid, devices); err != nil {
-		t.Fatal(err)
-	}
-	if err := dir.CheckClaim(uid, devices); err != nil {
-		t.Error(err)
-	}
-	if dir.CheckClaim(uid, []Device{gpu("b")}) == nil {
-		t.Error("a spec of another device passes")
+// TestSameSpecIsNotWrittenAgain writes a spec twice, and then a spec of another device.
+func TestSameSpecIsNotWrittenAgain(t *testing.T) {
+	renames := 0
+	dir := Dir{Path: t.TempDir(), Files: disk.Files{FS: &disktest.Disk{Before: func(op disktest.Op, _ string) error {
+		if op == disktest.Rename {
+			renames++
+		}
+		return nil
+	}}}}
+	for i, step := range []struct {
+		device  string
+		renames int
+	}{{"a", 1}, {"a", 1}, {"b", 2}} {
+		if err := dir.WriteClaim(uid, []Device{gpu(step.device)}); err != nil {
+			t.Fatal(err)
+		}
+		if renames != step.renames {
+			t.Errorf("after %d writes the spec was replaced %d times, want %d", i+1, renames, step.renames)
+		}
 	}
 }
 
@@ -226,6 +233,10 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 	if err := dir.WriteClaim(uid, []Device{gpu("old")}); err != nil {
 		t.Fatal(err)
 	}
+	old, err := os.ReadFile(dir.file(uid))
+	if err != nil {
+		t.Fatal(err)
+	}
 	failure := errors.New("no space left on device")
 	for _, step := range []disktest.Op{disktest.Create, disktest.Write, disktest.Rename} {
 		dir.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error {
@@ -237,8 +248,8 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 		if err := dir.WriteClaim(uid, []Device{gpu("new")}); !errors.Is(err, failure) {
 			t.Errorf("%s: error is %v", step, err)
 		}
-		if err := dir.CheckClaim(uid, []Device{gpu("old")}); err != nil {
-			t.Errorf("%s: %v", step, err)
+		if there, err := os.ReadFile(dir.file(uid)); err != nil || !bytes.Equal(there, old) {
+			t.Errorf("%s: the file is %q, %v, want %q", step, there, err, old)
 		}
 		if entries, _ := os.ReadDir(dir.Path); len(entries) != 1 {
 			t.Errorf("%s: left behind: %v", step, entries)

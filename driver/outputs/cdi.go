@@ -25,11 +25,10 @@ var _ interface {
 
 // Write implements [ledger.Output].
 func (s CDISpecs) Write(e allocation.Entry) error {
-	c, ok := e.(*allocation.Claim)
-	if !ok || s.CheckClaim(c.UID, cdiDevices(c)) == nil {
-		return nil
+	if c, ok := e.(*allocation.Claim); ok {
+		return s.WriteClaim(c.UID, cdiDevices(c))
 	}
-	return s.WriteClaim(c.UID, cdiDevices(c))
+	return nil
 }
 
 // Remove implements [ledger.Output].

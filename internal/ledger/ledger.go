@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,9 +18,6 @@ import (
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/ledger/exclusion"
 )
-
-// wipedWord is in the file boot if records of claims were lost in this boot.
-const wipedWord = "wiped"
 
 // endedFor is for how long the ledger remembers the end of a claim. It is longer than the kubelet
 // lists the claim after its end, and longer than a PodResources call takes.
@@ -143,7 +141,7 @@ func (l *Ledger) AllocateClaim(c *allocation.Claim, to allocation.State, s exclu
 		}
 	}
 	there := disk.Old
-	if err = l.sayBoot(); err == nil {
+	if err = l.recordBoot(); err == nil {
 		there, err = l.files.WriteClaim(c, data)
 	}
 	if err != nil {
@@ -274,6 +272,35 @@ func (l *Ledger) Claim(uid types.UID) (*allocation.Claim, allocation.State) {
 	e, state := l.Get(string(uid))
 	c, _ := e.(*allocation.Claim)
 	return c, state
+}
+
+// Claims returns the prepared claims, and the claims in configuration, sorted by UID. Before the
+// ledger is open, there are none.
+func (l *Ledger) Claims() []*allocation.Claim {
+	if !l.isOpen() {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return claimsOf(l.accounts.sorted())
+}
+
+// AllOwners returns all claims with an entry, of any boot, with their names if known.
+func (l *Ledger) AllOwners() []allocation.Owner {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	seen := make(map[types.UID]allocation.Owner)
+	for _, a := range l.accounts.sorted() {
+		if o := a.Entry.Owner(); o.UID != "" && (seen[o.UID].Name == "") {
+			seen[o.UID] = o
+		}
+	}
+	owners := make([]allocation.Owner, 0, len(seen))
+	for _, o := range seen {
+		owners = append(owners, o)
+	}
+	slices.SortFunc(owners, func(a, b allocation.Owner) int { return strings.Compare(string(a.UID), string(b.UID)) })
+	return owners
 }
 
 // IsPrepared reports whether a claim has an entry of the present boot. Such an entry includes all

@@ -58,34 +58,6 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
 }
 
-// readBoot reports whether all claims with records are of an earlier boot.
-func (l *Ledger) readBoot() (past bool, err error) {
-	data, err := l.files.Read(allocation.BootFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		l.recordsLost = true // or an earlier version of the agent wrote none
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read the boot: %w", err)
-	}
-	boot, rest, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
-	l.bootRecorded = boot == l.config.Boot
-	l.recordsLost = l.recordsLost || l.bootRecorded && rest == wipedWord
-	return !l.bootRecorded && isBootID(boot, l.config.Boot), nil
-}
-
-// bootText returns the content of the file boot. The content also records a loss of claims' files
-// in the present boot, for later agents. An agent version without the feature treats the text as
-// damaged, and writes the file again.
-func (l *Ledger) bootText() []byte {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.recordsLost {
-		return []byte(l.config.Boot + "\n" + wipedWord + "\n")
-	}
-	return []byte(l.config.Boot + "\n")
-}
-
 // readClaims reads the files of all claims.
 func (l *Ledger) readClaims(named map[string][]allocation.SealedDevice, past bool) (problems []error, err error) {
 	files, err := l.files.Claims.ListDir(l.files.Path(allocation.ClaimsDir))
@@ -175,10 +147,4 @@ func (l *Ledger) readAside(uid types.UID, name string, named []allocation.Sealed
 	}
 	l.accounts.put(newSealedAccount(l.withOtherFiles(allocation.Seal(uid, data, named, l.config.Boot, past))))
 	return readErr
-}
-
-// isBootID reports whether a text may be the ID of another boot than the present one. A damaged
-// file is not evidence of another boot. All boot IDs of a kernel have the same length.
-func isBootID(text, present string) bool {
-	return len(text) == len(present) && strings.Trim(text, "-0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -139,7 +138,7 @@ func (l *Ledger) restoreClaim(c *allocation.Claim) error {
 	}
 	data, err := c.Encode()
 	if err == nil {
-		err = l.sayBoot()
+		err = l.recordBoot()
 	}
 	if err == nil {
 		_, err = l.files.WriteClaim(c, data)
@@ -164,7 +163,7 @@ func (l *Ledger) restoreSealed(s *allocation.Sealed, present map[string]bool) er
 	}
 	data, err := s.Encode(l.config.Boot)
 	if err == nil {
-		err = l.sayBoot() // as before any file of a claim
+		err = l.recordBoot() // as before any file of a claim
 	}
 	if err == nil {
 		_, err = l.files.Claims.Write(l.files.Path(filepath.Join(allocation.ClaimsDir, string(s.UID)+allocation.BadExtension+"0")), data, 0o600)
@@ -234,38 +233,9 @@ func (l *Ledger) restoreFiles() error {
 		errs = append(errs, l.Grants.save())
 	}
 	if booted {
-		errs = append(errs, l.sayBoot())
+		errs = append(errs, l.recordBoot())
 	}
 	return errors.Join(errs...)
-}
-
-// Claims returns the prepared claims, and the claims in configuration, sorted by UID. Before the
-// ledger is open, there are none.
-func (l *Ledger) Claims() []*allocation.Claim {
-	if !l.isOpen() {
-		return nil
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return claimsOf(l.accounts.sorted())
-}
-
-// AllOwners returns all claims with an entry, of any boot, with their names if known.
-func (l *Ledger) AllOwners() []allocation.Owner {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	seen := make(map[types.UID]allocation.Owner)
-	for _, a := range l.accounts.sorted() {
-		if o := a.Entry.Owner(); o.UID != "" && (seen[o.UID].Name == "") {
-			seen[o.UID] = o
-		}
-	}
-	owners := make([]allocation.Owner, 0, len(seen))
-	for _, o := range seen {
-		owners = append(owners, o)
-	}
-	slices.SortFunc(owners, func(a, b allocation.Owner) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	return owners
 }
 
 func notify(c chan struct{}) {
