@@ -52,8 +52,8 @@ test-all: $(TESTRUN) ## make test, then each part of .ci/parts: older Kubernetes
 # it (RACED), except the simulation, of which hardly anything runs here. A family is a single
 # goroutine; the tests of cmd/chandler scan each recorded host with all families at once.
 # ALONE lists tests of these packages in which a single goroutine goes through each recorded
-# host, a thousand devices, or the kills of an agent at each write. They run without the race
-# detector, with more hosts.
+# host, a thousand devices, or the kills of an agent at each write and request. They run without
+# the race detector, with more hosts.
 #
 # make lint runs go vet, so go test does not (-vet=off).
 # Linking is a third of the work. Without debug tables (-s -w) it takes half the time, and the
