@@ -15,6 +15,7 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/claimstatus"
 	"chandler.dev/driver/pool"
 	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/ledger/exclusion"
@@ -24,7 +25,7 @@ import (
 // includes only results of this driver.
 func (h *claimHandler) newClaim(claim *resourceapi.ResourceClaim, view *view) (*allocation.Claim, []rules.Offered, error) {
 	r := h.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
-	r.Pod, r.Users, r.WithoutStatus = extendedResourcePod(claim), usersOf(claim), !hasStatus(claim)
+	r.Pod, r.Users, r.WithoutStatus = extendedResourcePod(claim), usersOf(claim), !claimstatus.HasStatus(claim)
 	if claim.Status.Allocation == nil {
 		return nil, nil, errors.New("not allocated")
 	}

@@ -13,6 +13,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/claimstatus"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
@@ -130,10 +131,8 @@ func TestChooseSeveralDevices(t *testing.T) {
 	mustPrepare(t, b, severalChannels("e", 2))
 
 	b.offers(slices.Delete(channels(5), 2, 3)...)
-	w := &statusWriter{health: b.healthIn}
-	record, _ := b.ledger.Claim(c.UID)
-	if statuses := w.statusesOf(b.view.Load(), record); len(statuses) != 1 || statuses[0].reason != ReasonGone {
-		t.Errorf("with one of its devices gone, the claim has the statuses %+v", statuses)
+	if written := conditionsOf(b, c); len(written) != 1 || written[0].Reason != claimstatus.ReasonGone {
+		t.Errorf("with one of its devices gone, the claim has the conditions %+v", written)
 	}
 }
 
@@ -327,10 +326,8 @@ func TestChooseFunction(t *testing.T) {
 		b.restart()
 	}
 	b.offers(functions(3)...)
-	w := &statusWriter{health: b.healthIn}
-	record, _ := b.ledger.Claim(one.UID)
-	if statuses := w.statusesOf(b.view.Load(), record); len(statuses) != 1 || statuses[0].message != "channel-0" {
-		t.Errorf("the claim has the statuses %+v", statuses)
+	if written := conditionsOf(b, one); len(written) != 1 || written[0].Message != "channel-0" {
+		t.Errorf("the claim has the conditions %+v", written)
 	}
 	mustPrepare(t, b, anyChannel("two", 1))
 	mustRefuse(t, b, anyChannel("three", 1), "0 of its 3 devices are free")
@@ -367,9 +364,8 @@ func TestChosenDeviceLosesCommonName(t *testing.T) {
 		if r := record.Results[0]; r.Source != "channel-0" || r.Silicon != "adapter" || r.Whole || !r.IsChosen() {
 			t.Errorf("the record is not of a part: %+v", r)
 		}
-		w := &statusWriter{health: b.healthIn}
-		if statuses := w.statusesOf(b.view.Load(), record); len(statuses) != 1 || statuses[0].message != "channel-0" {
-			t.Errorf("the claim has the statuses %+v", statuses)
+		if written := conditionsOf(b, one); len(written) != 1 || written[0].Message != "channel-0" {
+			t.Errorf("the claim has the conditions %+v", written)
 		}
 		in, _ := b.poolInput(time.Now())
 		in.Features = features.All()

@@ -156,7 +156,7 @@ func (b *bench) OwnerOf(silicon string) (who string, held bool) {
 // healthFor returns the health of a claim's device.
 func (b *bench) healthFor(c *resourceapi.ResourceClaim) discovery.Health {
 	has, _ := b.ledger.Claim(c.UID)
-	return b.healthIn(b.view.Load(), has, &has.Results[0])
+	return b.healthIn(b.view.Load())(has, &has.Results[0])
 }
 
 func charDevice(major, minor uint32) *fstest.MapFile {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/claimstatus"
 	"chandler.dev/internal/ledger/allocation"
 )
 
@@ -18,6 +19,9 @@ import (
 // 1.37). Since the driver repeats reports, the health itself must become Unknown when a device can
 // no longer be read. [scan.Watch] does this.
 const healthInterval = 10 * time.Second
+
+// statusQuiet is the time without a Prepare before the status of prepared claims is written.
+const statusQuiet = time.Second
 
 // WatchHealthStatus reports the health of all devices at once, on changes, and at an interval. It
 // implements [kubeletplugin.DRAPlugin] and is not for other callers.
@@ -42,10 +46,12 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// healthIn returns the health of a claim's device in the view.
-func (d *Driver) healthIn(v *view, r *allocation.Claim, has *allocation.Result) discovery.Health {
-	device, found := v.Present.Device(has.Source)
-	return d.HealthOf(&device.Device, found, v.snapshot.Gone, r, has)
+// healthIn returns a function that returns the health of a claim's device in the view.
+func (d *Driver) healthIn(v *view) claimstatus.HealthFunc {
+	return func(r *allocation.Claim, has *allocation.Result) discovery.Health {
+		device, found := v.Present.Device(has.Source)
+		return d.HealthOf(&device.Device, found, v.snapshot.Gone, r, has)
+	}
 }
 
 // HealthOf returns the health of a claim's device. A device that was not found, or was replaced by
@@ -72,7 +78,7 @@ func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.M
 // admin access may keep a device that has vanished, and does not affect the health of its replacement.
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	type key struct{ pool, device string }
-	health, published := make(map[key]discovery.Health), d.Publisher.PoolsByDevice()
+	health, published, healthOf := make(map[key]discovery.Health), d.Publisher.PoolsByDevice(), d.healthIn(v)
 	for _, device := range v.snapshot.Devices {
 		pool := cmp.Or(published[device.Name], discovery.PoolName(d.config.NodeName, device.InMainPool()))
 		health[key{pool, device.Name}] = d.claims.jobs.reportedHealth(&device.Device, now)
@@ -80,7 +86,7 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 	for _, r := range d.ledger.Claims() {
 		for i := range r.Results {
 			result := &r.Results[i]
-			of := d.healthIn(v, r, result) // a numbered share has the health of its device
+			of := healthOf(r, result) // a numbered share has the health of its device
 			device := key{result.Pool, result.Device}
 			_, said := health[device]
 			// Interchangeable devices have one health, since the kubelet's key has no share ID. The
@@ -115,4 +121,51 @@ func statusOf(health discovery.Health) kubeletplugin.HealthStatus {
 		return kubeletplugin.HealthStatusUnhealthy
 	}
 	return kubeletplugin.HealthStatusUnknown
+}
+
+// statusLoop keeps the status of claims up to date until the context ends.
+func (d *Driver) statusLoop(ctx context.Context) {
+	if d.config.StatusClient == nil {
+		return
+	}
+	w := claimstatus.NewWriter(d.config.StatusClient.ResourceV1())
+	for {
+		v := d.view.Load()
+		var again <-chan time.Time
+		if v.snapshot != nil {
+			if next := w.WriteStatuses(ctx, d.ledger.Claims(), d.healthIn(v)); !next.IsZero() {
+				again = time.After(time.Until(next))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-v.next:
+		case <-d.claimPrepared:
+			d.untilQuiet(ctx, v)
+		case <-again:
+		}
+	}
+}
+
+// untilQuiet returns when no claim was prepared for statusQuiet, at the latest after ten times
+// statusQuiet, or when there is a newer view. The writes should not compete with starting pods, and
+// the claims of a burst are then processed together.
+func (d *Driver) untilQuiet(ctx context.Context, v *view) {
+	limit := time.NewTimer(10 * statusQuiet)
+	defer limit.Stop()
+	for {
+		quiet := time.NewTimer(statusQuiet)
+		select {
+		case <-d.claimPrepared:
+			quiet.Stop()
+			continue
+		case <-ctx.Done():
+		case <-v.next:
+		case <-limit.C:
+		case <-quiet.C:
+		}
+		quiet.Stop()
+		return
+	}
 }

@@ -27,6 +27,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/claimstatus"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/ledger/allocation"
 )
@@ -102,6 +103,22 @@ func (b *statusBench) verbs() (verbs []string) {
 	}
 	b.client.ClearActions()
 	return verbs
+}
+
+// conditionsOf returns the conditions that a writer adds to the status of a prepared claim.
+func conditionsOf(b *bench, c *resourceapi.ResourceClaim) (conditions []metav1.Condition) {
+	b.t.Helper()
+	client := fake.NewClientset(c).ResourceV1()
+	record, _ := b.ledger.Claim(c.UID)
+	claimstatus.NewWriter(client).WriteStatuses(context.Background(), []*allocation.Claim{record}, b.healthIn(b.view.Load()))
+	written, err := client.ResourceClaims(c.Namespace).Get(context.Background(), c.Name, metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, device := range written.Status.Devices {
+		conditions = append(conditions, device.Conditions...)
+	}
+	return conditions
 }
 
 // The status of a claim follows its devices. Entries of other drivers remain.
@@ -224,9 +241,9 @@ func TestStatusOfRenumberedDevices(t *testing.T) {
 	b.offers(gpu("a", 7))
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
-	w := statusWriter{client: fake.NewClientset(one).ResourceV1(), health: b.healthIn}
+	w := claimstatus.NewWriter(fake.NewClientset(one).ResourceV1())
 	for range 2 {
-		w.write(ctx, b.view.Load(), b.ledger.Claims())
+		w.WriteStatuses(ctx, b.ledger.Claims(), b.healthIn(b.view.Load()))
 	}
 	if len(log) != 1 || !strings.Contains(log[0], `"name"="one"`) || !strings.Contains(log[0], `"device"="a" "reason"="device a has other nodes: it was given as /dev/a (226:1) and is /dev/a (226:7) now"`) {
 		t.Errorf("logged %q", log)
@@ -306,7 +323,7 @@ func TestReplacedBeforeACrash(t *testing.T) {
 	r := allocation.Claim{Results: []allocation.Result{{Device: "a", Source: "a", Identity: "other"}}}
 	for _, configuring := range []bool{true, false} {
 		r.Configuring = configuring
-		if health := b.healthIn(b.view.Load(), &r, &r.Results[0]); health.IsUsable() != configuring {
+		if health := b.healthIn(b.view.Load())(&r, &r.Results[0]); health.IsUsable() != configuring {
 			t.Errorf("configuring %t: %v", configuring, health)
 		}
 	}
@@ -322,10 +339,10 @@ func TestStatusAfterARestart(t *testing.T) {
 		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )")
 		b.client.ClearActions()
 		time.Sleep(time.Hour)
-		w := statusWriter{client: b.client.ResourceV1(), health: b.healthIn}
+		w := claimstatus.NewWriter(b.client.ResourceV1())
 		claims := b.ledger.Claims()
 		claims[0].WithoutStatus = false // as in the record
-		if again := w.write(t.Context(), b.view.Load(), claims); !again.IsZero() || !slices.Equal(b.verbs(), []string{"get"}) {
+		if again := w.WriteStatuses(t.Context(), claims, b.healthIn(b.view.Load())); !again.IsZero() || !slices.Equal(b.verbs(), []string{"get"}) {
 			t.Error("it is written again")
 		}
 	})
@@ -398,7 +415,7 @@ func TestStatusThatCannotBeWritten(t *testing.T) {
 		err          error
 		fewest, most int // tries in an hour
 	}{
-		"refused":    {refusal, statusTries, statusTries},
+		"refused":    {refusal, claimstatus.MaxRejections, claimstatus.MaxRejections},
 		"unanswered": {errors.New("connection refused"), 20, 45},
 		"overloaded": {apierrors.NewTooManyRequests("later", 1), 20, 45},
 		"faulty":     {apierrors.NewInternalError(errors.New("no webhook")), 20, 45},
@@ -425,31 +442,5 @@ func TestStatusThatCannotBeWritten(t *testing.T) {
 				b.expectSaid("c", "chandler.dev node a - Ready=False(Unhealthy too hot)")
 			})
 		})
-	}
-}
-
-// The transition time of a condition is when its status changed. Devices that are not allocated to
-// the claim, or no longer, get no entry.
-func TestEntriesFor(t *testing.T) {
-	c := claim("c", "a")
-	earlier, now := metav1.Unix(1, 0), metav1.Unix(2, 0)
-	ready := deviceStatus{pool: "node", device: "a", status: metav1.ConditionTrue, reason: ReasonPrepared}
-	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "chandler.dev", Pool: "node", Device: "a",
-		Conditions: []metav1.Condition{{Type: ConditionReady, Status: metav1.ConditionTrue, Reason: ReasonPrepared, LastTransitionTime: earlier}}}}
-	if _, changed := entriesFor(c, []deviceStatus{ready}, now); changed {
-		t.Error("what is said already counts as a change")
-	}
-	ready.message = "with news"
-	entries, changed := entriesFor(c, []deviceStatus{ready}, now)
-	if !changed || len(entries) != 1 || !entries[0].Conditions[0].LastTransitionTime.Equal(&earlier) {
-		t.Errorf("another message: %v, %v", entries, changed)
-	}
-	ready.status = metav1.ConditionFalse
-	if entries, _ = entriesFor(c, []deviceStatus{ready}, now); !entries[0].Conditions[0].LastTransitionTime.Equal(&now) {
-		t.Errorf("another status: %v", entries)
-	}
-	ready.device = "b"
-	if entries, changed = entriesFor(c, []deviceStatus{ready}, now); changed || len(entries) != 0 {
-		t.Errorf("another device: %v", entries)
 	}
 }

@@ -37,7 +37,7 @@ func (l *Ledger) recordBoot() error {
 	l.mu.Lock()
 	booted := l.bootRecorded
 	l.mu.Unlock()
-	lost := booted && l.lacksRecords()
+	lost := booted && l.files.LacksClaims()
 	if lost {
 		l.mu.Lock()
 		l.recordsLost = true
@@ -56,11 +56,6 @@ func (l *Ledger) recordBoot() error {
 	defer l.mu.Unlock()
 	l.bootRecorded = true
 	return nil
-}
-
-// lacksRecords reports whether the directory of claims' files is missing.
-func (l *Ledger) lacksRecords() bool {
-	return l.files.Claims.IsMissing(l.files.Path(allocation.ClaimsDir))
 }
 
 // dropPast removes invalid files of an earlier boot: once the file boot has the present boot, their

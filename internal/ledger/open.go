@@ -22,7 +22,7 @@ import (
 func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	past, err := l.readBoot()
 	problems = append(problems, err)
-	if l.bootRecorded && l.lacksRecords() { // before the directory is created, which hides the loss
+	if l.bootRecorded && l.files.LacksClaims() { // before the directory is created, which hides the loss
 		l.recordsLost = true
 		problems = append(problems, l.files.WriteSynced(allocation.BootFile, l.bootText()))
 	}

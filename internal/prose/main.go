@@ -1,6 +1,7 @@
 // Command prose counts, in the comments and pages of this project, the words that
 // make them hard to read, and compares the figures with the limits in words.txt. It also
-// counts the names of Go functions and methods that are a single word without an object.
+// counts the names of Go functions and methods that are a single word without an object, and
+// lists packages and types that are too large.
 //
 // Without flags it prints one line for each figure and exits with status 1 if a
 // figure exceeds its limit. It reads the files that git tracks in the current
@@ -63,6 +64,13 @@ func run(out io.Writer, list string, folders bool, paths []string) error {
 	if len(names) > limits.names {
 		printNames(out, names)
 		exceeded = append(exceeded, "names")
+	}
+	oversized, err := findOversized(files)
+	if err != nil {
+		return err
+	}
+	if len(oversized) > 0 && len(paths) == 0 {
+		return fmt.Errorf("too large:\n%s", strings.Join(oversized, "\n"))
 	}
 	if len(exceeded) > 0 && len(paths) == 0 {
 		return fmt.Errorf("above the limits of internal/prose/words.txt: %s", strings.Join(exceeded, ", "))

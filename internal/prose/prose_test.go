@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -215,5 +216,36 @@ func writeUsual(t *testing.T, names map[string]bool) {
 	text.WriteString("\n")
 	if err := os.WriteFile("usual.txt", []byte(text.String()), 0o644); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestFindOversized(t *testing.T) {
+	t.Chdir(t.TempDir())
+	var files []string
+	add := func(file, source string) {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	for i := range maxFiles + 1 {
+		add(fmt.Sprintf("many/file%d.go", i), "package many\n")
+	}
+	long := strings.Repeat("\n", maxLines)
+	add("long/long.go", "package long\n"+long)
+	add("long/long_test.go", "package long\n"+long)
+	add("allowed/allowed.go", "package allowed"+long)
+	add("e2e/long.go", "package e2e\n"+long)
+	add("wide/wide.go", "package wide\n"+strings.Repeat("func (*T) m() {}\n", maxMethods+1)+strings.Repeat("func (U) m() {}\n", maxMethods))
+	got, err := findOversized(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"long: 3001 lines, more than 3000", "many: 26 files, more than 25", "wide: type T: 41 methods, more than 40"}
+	if !slices.Equal(got, want) {
+		t.Errorf("too large: %q, want %q", got, want)
 	}
 }

@@ -99,6 +99,9 @@ func (f *Files) WriteSynced(name string, data []byte) error {
 	return err
 }
 
+// LacksClaims reports whether the directory of claims' files is missing.
+func (f *Files) LacksClaims() bool { return f.Claims.IsMissing(f.Path(ClaimsDir)) }
+
 // WriteClaim writes the record of a claim, and reports which content a failed write has left. A claim
 // with chosen devices must get the same devices after a reboot, so its record is synchronized.
 func (f *Files) WriteClaim(c *Claim, data []byte) (disk.InPlace, error) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -222,11 +223,11 @@ func (h *Host) Write(name, value string, latency time.Duration) error {
 		return h.bus.functions[a.Function] == was && h.files.find(f.Source) != nil && h.boots == boots
 	}
 	for f.busy {
-		h.pause(20 * time.Millisecond)
+		sleepUnlocked(&h.mu, 20*time.Millisecond)
 	}
 	f.busy = true
 	defer func() { f.busy = false }()
-	h.pause(latency)
+	sleepUnlocked(&h.mu, latency)
 	if stuck := h.stuck; stuck != nil {
 		h.mu.Unlock()
 		<-stuck
@@ -251,15 +252,15 @@ func (h *Host) awaitWriter(name string) {
 	}
 	address, boots := path.Base(path.Dir(name)), h.boots
 	for f := h.bus.functions[address]; f != nil && f.busy && h.bus.functions[address] == f && h.boots == boots; {
-		h.pause(20 * time.Millisecond)
+		sleepUnlocked(&h.mu, 20*time.Millisecond)
 	}
 }
 
-// pause sleeps. The caller holds h.mu, which pause releases during the sleep.
-func (h *Host) pause(d time.Duration) {
-	h.mu.Unlock()
+// sleepUnlocked sleeps. The caller holds the mutex, which sleepUnlocked releases during the sleep.
+func sleepUnlocked(mu sync.Locker, d time.Duration) {
+	mu.Unlock()
 	time.Sleep(d)
-	h.mu.Lock()
+	mu.Lock()
 }
 
 // applyWrite performs a write. there reports whether the function is still the same.
@@ -310,7 +311,7 @@ func (h *Host) applyWrite(f *function, a Attribute, there func() bool) error {
 // function still exists.
 func (h *Host) awaitClosed(f *function, there func() bool) bool {
 	for there() && f.driver == VFIO && len(h.processes.openSince(f)) > 0 {
-		h.pause(100 * time.Millisecond)
+		sleepUnlocked(&h.mu, 100*time.Millisecond)
 	}
 	return there()
 }
@@ -337,7 +338,7 @@ func (h *Host) setVirtual(f *function, value string, there func() bool) error {
 	}
 	for i := range count {
 		v := h.bus.addVirtual(f, i)
-		h.pause(each)
+		sleepUnlocked(&h.mu, each)
 		if !there() {
 			return syscall.ENODEV
 		}
@@ -351,7 +352,7 @@ func (h *Host) setVirtual(f *function, value string, there func() bool) error {
 			return syscall.ENODEV
 		}
 		h.bus.removeVirtual(f)
-		h.pause(each)
+		sleepUnlocked(&h.mu, each)
 		if !there() {
 			return syscall.ENODEV
 		}

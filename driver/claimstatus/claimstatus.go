@@ -1,4 +1,6 @@
-package driver
+// Package claimstatus writes the health of devices to the status of prepared claims: an entry for
+// each device, with the condition Ready.
+package claimstatus
 
 import (
 	"context"
@@ -34,18 +36,15 @@ const (
 )
 
 const (
-	// statusQuiet is the time without a Prepare before the status of prepared claims is written.
-	statusQuiet = time.Second
+	// retryPause is the pause before a rejected write is repeated.
+	retryPause = 10 * time.Second
 
-	// statusPause is the pause before a rejected write is repeated.
-	statusPause = 10 * time.Second
-
-	// statusTries is the number of tries for a status that the API server rejects. If the server
+	// MaxRejections is the number of tries for a status that the API server rejects. If the server
 	// does not answer or is overloaded, tries continue at the intervals of [backoff.NewPause].
-	statusTries = 5
+	MaxRejections = 5
 
-	// statusTimeout limits the calls for one claim.
-	statusTimeout = 10 * time.Second
+	// callTimeout limits the calls for one claim.
+	callTimeout = 10 * time.Second
 )
 
 // deviceStatus is the status of a device in the status of a claim.
@@ -55,17 +54,23 @@ type deviceStatus struct {
 	reason, message, ifName string
 }
 
-// statusWriter writes the health of devices to the status of prepared claims. It runs concurrently
-// with the kubelet's calls and with a client of its own, so that these calls neither wait for it
-// nor fail with it. It supports resource.k8s.io/v1 only: for a server without v1, every claim looks
-// deleted.
-type statusWriter struct {
+// Writer writes the health of devices to the status of prepared claims. It has a client of its own,
+// so that the kubelet's calls neither wait for it nor fail with it. It supports resource.k8s.io/v1
+// only: for a server without v1, every claim looks deleted. A Writer is for one goroutine.
+type Writer struct {
 	client resourceclient.ResourceV1Interface
-	health func(*view, *allocation.Claim, *allocation.Result) discovery.Health // see [Driver.healthIn]
 	claims map[types.UID]attempt
 	due    time.Time    // time of the next try after a server did not answer
 	pause  wait.Backoff // until due
 }
+
+// NewWriter returns a writer that uses the client.
+func NewWriter(client resourceclient.ResourceV1Interface) *Writer {
+	return &Writer{client: client, pause: backoff.NewPause()}
+}
+
+// HealthFunc returns the health of a claim's device.
+type HealthFunc func(*allocation.Claim, *allocation.Result) discovery.Health
 
 // attempt is the wanted status of a claim's devices, and the result of writing it.
 type attempt struct {
@@ -76,55 +81,9 @@ type attempt struct {
 	written  bool
 }
 
-// statusLoop keeps the status of claims up to date until the context ends.
-func (d *Driver) statusLoop(ctx context.Context) {
-	if d.config.StatusClient == nil {
-		return
-	}
-	w := statusWriter{client: d.config.StatusClient.ResourceV1(), health: d.healthIn, pause: backoff.NewPause()}
-	for {
-		v := d.view.Load()
-		var again <-chan time.Time
-		if v.snapshot != nil {
-			if next := w.write(ctx, v, d.ledger.Claims()); !next.IsZero() {
-				again = time.After(time.Until(next))
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-v.next:
-		case <-d.claimPrepared:
-			d.untilQuiet(ctx, v)
-		case <-again:
-		}
-	}
-}
-
-// untilQuiet returns when no claim was prepared for statusQuiet, at the latest after ten times
-// statusQuiet, or when there is a newer view. The writes should not compete with starting pods, and
-// the claims of a burst are then processed together.
-func (d *Driver) untilQuiet(ctx context.Context, v *view) {
-	limit := time.NewTimer(10 * statusQuiet)
-	defer limit.Stop()
-	for {
-		quiet := time.NewTimer(statusQuiet)
-		select {
-		case <-d.claimPrepared:
-			quiet.Stop()
-			continue
-		case <-ctx.Done():
-		case <-v.next:
-		case <-limit.C:
-		case <-quiet.C:
-		}
-		quiet.Stop()
-		return
-	}
-}
-
-// write writes changed statuses, and returns when some must be tried again, or zero.
-func (w *statusWriter) write(ctx context.Context, v *view, claims []*allocation.Claim) (next time.Time) {
+// WriteStatuses writes changed statuses of all prepared claims. It returns when to call it again, or
+// zero if no write has failed.
+func (w *Writer) WriteStatuses(ctx context.Context, claims []*allocation.Claim, health HealthFunc) (next time.Time) {
 	before := w.claims
 	w.claims = make(map[types.UID]attempt, len(claims))
 	for _, c := range claims {
@@ -132,7 +91,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, claims []*allocation.
 			continue
 		}
 		a, known := before[c.UID]
-		if statuses := w.statusesOf(v, c); !slices.Equal(a.statuses, statuses) {
+		if statuses := statusesOf(c, health); !slices.Equal(a.statuses, statuses) {
 			logGone(ctx, c, a.statuses, statuses)
 			a = attempt{statuses: statuses, pause: backoff.NewPause()}
 		}
@@ -159,11 +118,11 @@ func logGone(ctx context.Context, c *allocation.Claim, before, now []deviceStatu
 }
 
 // open reports whether the status must still be written.
-func (a *attempt) open() bool { return !a.written && a.failures < statusTries }
+func (a *attempt) open() bool { return !a.written && a.failures < MaxRejections }
 
 // tryWrite tries to write the status of a claim once, and stores the result. fresh means that the
 // claim has no status yet.
-func (w *statusWriter) tryWrite(ctx context.Context, c *allocation.Claim, a *attempt, fresh bool) {
+func (w *Writer) tryWrite(ctx context.Context, c *allocation.Claim, a *attempt, fresh bool) {
 	err := w.writeClaim(ctx, c, a.statuses, fresh)
 	var answer apierrors.APIStatus
 	switch {
@@ -172,7 +131,7 @@ func (w *statusWriter) tryWrite(ctx context.Context, c *allocation.Claim, a *att
 		return
 	case publish.IsRejection(err):
 		a.failures++
-		a.nextTry = time.Now().Add(statusPause)
+		a.nextTry = time.Now().Add(retryPause)
 	case errors.As(err, &answer): // an admission webhook may have a fault for this claim only
 		a.nextTry = time.Now().Add(a.pause.Step())
 	default:
@@ -189,8 +148,8 @@ func (w *statusWriter) tryWrite(ctx context.Context, c *allocation.Claim, a *att
 // writeClaim writes the statuses to the status of a claim. It does nothing for a claim that was
 // deleted or replaced by another of the same name. The status of a fresh claim is written without
 // reading the claim again.
-func (w *statusWriter) writeClaim(ctx context.Context, c *allocation.Claim, statuses []deviceStatus, fresh bool) error {
-	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+func (w *Writer) writeClaim(ctx context.Context, c *allocation.Claim, statuses []deviceStatus, fresh bool) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	claims := w.client.ResourceClaims(c.Namespace)
 	var entries []*resourceapply.AllocatedDeviceStatusApplyConfiguration
@@ -225,12 +184,12 @@ func (w *statusWriter) writeClaim(ctx context.Context, c *allocation.Claim, stat
 // statusesOf returns the statuses of a claim's devices. A device that the claim has twice, as is
 // possible with admin access, has one status, and so do the interchangeable devices of one
 // allocation: that of the first device that is not ready, or the names of all of them.
-func (w *statusWriter) statusesOf(v *view, c *allocation.Claim) []deviceStatus {
+func statusesOf(c *allocation.Claim, healthOf HealthFunc) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range c.Results {
 		result := &c.Results[i]
 		said := deviceStatus{pool: result.Pool, device: result.Device, share: string(result.ShareID)}
-		health := w.health(v, c, result)
+		health := healthOf(c, result)
 		switch {
 		case health.Key() == discovery.ConditionGone:
 			said.status, said.reason, said.message = metav1.ConditionFalse, ReasonGone, health.Reason
@@ -282,8 +241,8 @@ func entriesFor(claim *resourceapi.ResourceClaim, statuses []deviceStatus, now m
 	return entries, changed
 }
 
-// hasStatus reports whether a claim has a status of this driver's devices.
-func hasStatus(claim *resourceapi.ResourceClaim) bool {
+// HasStatus reports whether a claim has a status of this driver's devices.
+func HasStatus(claim *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(claim.Status.Devices, func(e resourceapi.AllocatedDeviceStatus) bool { return e.Driver == discovery.Domain })
 }
 
