@@ -106,10 +106,10 @@ NEEDS_ROOT := needs root, for namespaces, mounts and control groups
 as_root = $(if $(ROOT),$(1),@$(TESTRUN) leave-out '$@' '$(NEEDS_ROOT)')
 
 # Tests on Kubernetes wait most of the time. Therefore four groups run at the same time: three parts of
-# the package e2e, each on a cluster of its own, and the other packages. In the tests of E2E_MOVES and
-# E2E_DEVICES, devices move to the device plugin API, or are created or shared. The packages of guests
-# and takeovers run a short selection, and the package of slices every tenth combination of feature
-# gates.
+# the package e2e, each on a cluster of its own, and the other packages, two of them at a time. In the
+# tests of E2E_MOVES and E2E_DEVICES, devices move to the device plugin API, or are created or shared.
+# The packages of guests and takeovers run a short selection, and the package of slices every tenth
+# combination of feature gates.
 E2E_MOVES   := TestEvents|TestMode|TestMove|TestNodeLabel
 E2E_DEVICES := TestBurst|TestDevicePlugin|TestMIG|TestSharedMemory
 
@@ -130,7 +130,7 @@ e2e-rest: $(TESTRUN)
 	cd e2e && $(E2E) -timeout $(LIMIT) -skip '$(E2E_MOVES)|$(E2E_DEVICES)' .
 
 e2e-others: $(TESTRUN)
-	cd e2e && $(E2E) -short -timeout $(LIMIT) ./guest ./chart $(if $(ROOT),./takeover )./validation ./pages
+	cd e2e && $(E2E) -p 2 -short -timeout $(LIMIT) ./guest ./chart $(if $(ROOT),./takeover )./validation ./pages
 
 e2e-takeover: $(TESTRUN) ## takeovers from each device plugin, on the device managers of Kubernetes 1.37 and 1.31; needs root
 	$(call as_root,cd e2e && $(E2E) -timeout $(LIMIT) ./takeover)

@@ -40,7 +40,6 @@ package hostservice
 import (
 	"io/fs"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,6 +47,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/hostservice/wire"
+	"chandler.dev/internal/pattern"
 )
 
 // attribute is an attribute that a service can write.
@@ -60,14 +60,19 @@ type attribute struct {
 	isValid func(value string) bool
 }
 
+var (
+	partitionMode = pattern.Lazy(`^[A-Z]{3}$`)
+	resetMethods  = pattern.Lazy(`^[a-z_]{1,32}( [a-z_]{1,32}){0,15}$`)
+)
+
 // attributes are all attributes that the agent writes.
 var attributes = []attribute{
 	{name: "bind", path: "drivers/*/bind"},
-	{name: "current_compute_partition", isValid: regexp.MustCompile(`^[A-Z]{3}$`).MatchString},
+	{name: "current_compute_partition", isValid: func(value string) bool { return partitionMode().MatchString(value) }},
 	{name: "driver_override", isValid: func(value string) bool { return value == "" || isDriver(value) }},
 	{name: "drivers_probe", path: "drivers_probe"},
 	{name: "reset", isValid: func(value string) bool { return value == "1" }},
-	{name: "reset_method", isValid: regexp.MustCompile(`^[a-z_]{1,32}( [a-z_]{1,32}){0,15}$`).MatchString},
+	{name: "reset_method", isValid: func(value string) bool { return resetMethods().MatchString(value) }},
 	{name: "sriov_numvfs", isValid: isCount},
 	{name: "unbind", path: "drivers/*/unbind"},
 }

@@ -4,30 +4,31 @@ package yamlerror
 import (
 	"errors"
 	"io"
-	"regexp"
 	"sort"
 	"strconv"
 	"strings"
 
 	yamlv2 "go.yaml.in/yaml/v2"
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/internal/pattern"
 )
 
 var (
 	// withLine matches an error of the decoders with a line (parser.fail in decode.go of
 	// go.yaml.in/yaml v2.4.4 and v3.0.5).
-	withLine = regexp.MustCompile(`^yaml: line (\d+): (?s:(.*))$`)
+	withLine = pattern.Lazy(`^yaml: line (\d+): (?s:(.*))$`)
 
 	// fromParser matches the errors of the parser (parserc.go), as opposed to those of the scanner
 	// (scannerc.go). The decoders count the lines of the parser's errors from 0, and those of the
 	// scanner's errors from 1.
-	fromParser = regexp.MustCompile(`^(?:did not find expected (?:<|node content|'-' indicator|key|',' or)|found (?:undefined tag handle|duplicate %|incompatible YAML document))`)
+	fromParser = pattern.Lazy(`^(?:did not find expected (?:<|node content|'-' indicator|key|',' or)|found (?:undefined tag handle|duplicate %|incompatible YAML document))`)
 
 	// atStart matches the errors of the scanner that yaml/v2 reports at the end of a token, and
 	// yaml/v3 at its start.
-	atStart = regexp.MustCompile(`^(?:found unexpected (?:end of stream|document indicator)|could not find expected ':')`)
+	atStart = pattern.Lazy(`^(?:found unexpected (?:end of stream|document indicator)|could not find expected ':')`)
 
-	unknownAnchor = regexp.MustCompile(`^yaml: unknown anchor '.*' referenced$`)
+	unknownAnchor = pattern.Lazy(`^yaml: unknown anchor '.*' referenced$`)
 )
 
 // Find returns the line and the message of the first syntax error in the documents of a text. The
@@ -40,16 +41,16 @@ func Find(text string) (line int, message string) {
 	if err == nil {
 		return 0, ""
 	}
-	if unknownAnchor.MatchString(err.Error()) {
+	if unknownAnchor().MatchString(err.Error()) {
 		return lineOfAlias(text, err), strings.TrimPrefix(err.Error(), "yaml: ")
 	}
-	found := withLine.FindStringSubmatch(err.Error())
+	found := withLine().FindStringSubmatch(err.Error())
 	if found == nil {
 		return 0, strings.TrimPrefix(err.Error(), "yaml: ")
 	}
-	if atStart.MatchString(found[2]) {
+	if atStart().MatchString(found[2]) {
 		if v3Err := decode(yaml.NewDecoder(strings.NewReader(shifted))); v3Err != nil {
-			if other := withLine.FindStringSubmatch(v3Err.Error()); other != nil && other[2] == found[2] {
+			if other := withLine().FindStringSubmatch(v3Err.Error()); other != nil && other[2] == found[2] {
 				found = other
 			}
 		}
@@ -57,7 +58,7 @@ func Find(text string) (line int, message string) {
 	if line, err = strconv.Atoi(found[1]); err != nil {
 		return 0, found[2]
 	}
-	if !fromParser.MatchString(found[2]) {
+	if !fromParser().MatchString(found[2]) {
 		line--
 	}
 	last := 1 + strings.Count(strings.TrimRight(text, "\n"), "\n")

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -16,6 +15,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/pattern"
 	"chandler.dev/internal/terminal"
 )
 
@@ -88,7 +88,7 @@ func ownerText(owner allocation.Owner, pods map[types.NamespacedName][]string) s
 // limitRequest matches the request names of the claim that the scheduler creates for a pod with
 // limits (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go,
 // createRequestsAndMappings, in 1.35 to 1.37).
-var limitRequest = regexp.MustCompile(`^container-\d+-request-\d+$`)
+var limitRequest = pattern.Lazy(`^container-\d+-request-\d+$`)
 
 func (n *Resource) count(step placement.Step, entries []allocation.Entry) {
 	switch step.Fate {
@@ -110,7 +110,7 @@ func (n *Resource) count(step placement.Step, entries []allocation.Entry) {
 			continue
 		}
 		for _, r := range claim.Results {
-			if r.Source == step.Device && limitRequest.MatchString(r.Request) {
+			if r.Source == step.Device && limitRequest().MatchString(r.Request) {
 				n.CountedTwice++
 			}
 		}

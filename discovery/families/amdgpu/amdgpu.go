@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 // Family recognises AMD GPUs.
@@ -63,7 +63,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	problems := kfd.problems
 	for _, function := range functions {
 		if !function.HasDriver() {
-			if id, _ := function.PCIID(); radeon.MatchString(id.Device) {
+			if id, _ := function.PCIID(); radeon().MatchString(id.Device) {
 				continue
 			}
 			d, err := pci.DescribeUnbound(host, function, "gpu", "amd")
@@ -81,7 +81,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 // refuses because they predate the driver: up to Northern Islands, and the ES1000 of many servers.
 // The IDs are those of amdgpu_unsupported_pciidlist in drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, as
 // ranges without any ID of amdgpu's own list.
-var radeon = regexp.MustCompile(`^([345]...|67[0-7].|68[4589a-f].|7[12]..|783[45]|79[1-6].|9[4-79]..|980.)$`)
+var radeon = pattern.Lazy(`^([345]...|67[0-7].|68[4589a-f].|7[12]..|783[45]|79[1-6].|9[4-79]..|980.)$`)
 
 // gpu is one PCI function while it is being described.
 type gpu struct {

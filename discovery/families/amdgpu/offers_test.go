@@ -38,7 +38,7 @@ func TestRadeon(t *testing.T) {
 		"3150", "3e70", "4136", "4f73", "5144", "515e", "5969", "5e6f", "6700", "677b", "6840", "684c", "6850", "6859", "6880", "689b", "68a0",
 		"68fe", "7100", "71f2", "7200", "72b3", "7834", "7835", "791e", "793f", "796f", "9400", "95cf", "9610", "9715", "9802", "980a", "9900", "99a4",
 	} {
-		if !radeon.MatchString(id) {
+		if !radeon().MatchString(id) {
 			t.Errorf("%s is radeon's", id)
 		}
 	}
@@ -46,7 +46,7 @@ func TestRadeon(t *testing.T) {
 		"", "1304", "13fe", "15d8", "1681", "6600", "66af", "6780", "67a0", "67ff", "6800", "683f", "6860", "687f", "6900", "69af", "6fdf",
 		"7300", "73ff", "7408", "744c", "74a1", "7550", "75a3", "9830", "985f", "9870", "98e4", "15bf",
 	} {
-		if radeon.MatchString(id) {
+		if radeon().MatchString(id) {
 			t.Errorf("%s is amdgpu's", id)
 		}
 	}

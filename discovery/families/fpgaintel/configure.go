@@ -45,7 +45,7 @@ func (p programmer) configurePort(host *discovery.Host, d discovery.Device, want
 	switch {
 	case root == "":
 		return refuse("the administrator has named no directory of bitstreams to program it from")
-	case !idDigits.MatchString(wanted):
+	case !idDigits().MatchString(wanted):
 		return refuse("what has not 32 hexadecimal digits cannot be told to have been programmed")
 	case region == "":
 		return refuse("the interface ID, for which bitstreams are made, is not known")

@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -20,6 +19,7 @@ import (
 	"chandler.dev/discovery/families/fpgaintel/program"
 	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 // name is the name of the family and of its root.
@@ -118,14 +118,14 @@ const crashed = "ffffffffffffffffffffffffffffffff"
 
 // idDigits matches the ID of an accelerator function, or of the interface in the static part of the
 // FPGA for such functions.
-var idDigits = regexp.MustCompile(`^[0-9a-f]{32}$`)
+var idDigits = pattern.Lazy(`^[0-9a-f]{32}$`)
 
 // readID returns an ID in lower case, "" if there is none.
 func readID(d sysfs.Device, attribute string) (string, error) {
 	attrs := d.Attrs()
 	id, ok := attrs.Text(attribute)
 	id = strings.ToLower(id)
-	if ok && !idDigits.MatchString(id) {
+	if ok && !idDigits().MatchString(id) {
 		return "", fmt.Errorf("attribute %s: not 32 hexadecimal digits: %.48q", attribute, id)
 	}
 	return id, attrs.Err()

@@ -24,7 +24,7 @@ func FuzzResource(f *testing.F) {
 	f.Add("", "d8424dc4a4a3c413f89e433683f9040b")
 	f.Add("ffffffffffffffffffffffffffffffff", "ffffffffffffffffffffffffffffffff")
 	f.Fuzz(func(t *testing.T, region, afu string) {
-		if !idDigits.MatchString(region) || !idDigits.MatchString(afu) {
+		if !idDigits().MatchString(region) || !idDigits().MatchString(afu) {
 			return // readID refuses such IDs
 		}
 		if messages := validation.IsQualifiedName(resource(region, afu)); len(messages) > 0 {

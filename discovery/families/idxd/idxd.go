@@ -7,7 +7,6 @@ package idxd
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,6 +16,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 // Family recognises Intel DSA and IAA.
@@ -84,13 +84,13 @@ func setKind(a discovery.Attributes, architecture string) {
 var accelerators = map[string]string{"dsa": "dsa", "iax": "iaa"}
 
 // queueName matches "wq0.1": the second queue of the device dsa0 or iax0.
-var queueName = regexp.MustCompile(`^wq([0-9]{1,9})\.([0-9]{1,9})$`)
+var queueName = pattern.Lazy(`^wq([0-9]{1,9})\.([0-9]{1,9})$`)
 
 // describeQueue describes a work queue if it is enabled and has the type "user"
 // (Documentation/ABI/stable/sysfs-driver-dma-idxd).
 func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, ours bool, err error) {
 	d.Name = discovery.DeviceName(wq)
-	numbers := queueName.FindStringSubmatch(wq.Name())
+	numbers := queueName().FindStringSubmatch(wq.Name())
 	prefix := strings.TrimRight(wq.Parent().Name(), "0123456789") // the same prefix as in /dev
 	function, ok := wq.PCIFunction()
 	if numbers == nil || !ok || accelerators[prefix] == "" {

@@ -5,16 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"regexp"
 	"slices"
 	"strconv"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 // unitName matches the kernel's names of a DSA and of an IAA.
-var unitName = regexp.MustCompile(`^(?:dsa|iax)([0-9]{1,9})$`)
+var unitName = pattern.Lazy(`^(?:dsa|iax)([0-9]{1,9})$`)
 
 // Groups are the groups of a device's work queues, numbered from 0.
 type Groups []Group
@@ -39,13 +39,13 @@ type Queue struct {
 // while the device is disabled, and disabling the device resets all of them. So provision returns
 // an error if a queue is in use, or if a queue is enabled that is not in the configuration.
 func provision(host *discovery.Host, function sysfs.Device, want any) ([]discovery.Write, error) {
-	i := slices.IndexFunc(function.Children("."), func(d sysfs.Device) bool { return unitName.MatchString(d.Name()) })
+	i := slices.IndexFunc(function.Children("."), func(d sysfs.Device) bool { return unitName().MatchString(d.Name()) })
 	groups, ours := want.(Groups)
 	if i < 0 || !ours {
 		return nil, errors.ErrUnsupported
 	}
 	device := function.Children(".")[i]
-	u := &unit{Device: device, attrs: device.Attrs(), number: unitName.FindStringSubmatch(device.Name())[1]}
+	u := &unit{Device: device, attrs: device.Attrs(), number: unitName().FindStringSubmatch(device.Name())[1]}
 	u.enabled = u.text("state") == "enabled"
 	u.assignNumbers(groups)
 	u.readOthers()

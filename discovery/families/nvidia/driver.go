@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -13,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/internal/pattern"
 )
 
 // driver holds the facts that all GPUs of a host share.
@@ -70,7 +70,7 @@ func readDriver(host *discovery.Host) (*driver, []discovery.Problem) {
 
 // versionText finds the version in /proc/driver/nvidia/version, in a line such as
 // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …".
-var versionText = regexp.MustCompile(`NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)\s`)
+var versionText = pattern.Lazy(`NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)\s`)
 
 func readVersion(host *discovery.Host) (string, error) {
 	version, err := host.ReadText("/sys/module/nvidia/version")
@@ -78,7 +78,7 @@ func readVersion(host *discovery.Host) (string, error) {
 		return version, nil
 	}
 	text, procErr := host.ReadText("/proc/driver/nvidia/version")
-	if m := versionText.FindStringSubmatch(text); m != nil {
+	if m := versionText().FindStringSubmatch(text); m != nil {
 		return m[1], nil
 	}
 	return "", errors.Join(err, procErr)

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +22,7 @@ import (
 	"chandler.dev/discovery/families/nvidia/userspace"
 	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 const name = "nvidia"
@@ -217,7 +217,7 @@ type information struct {
 
 // uuidText is the driver's form of a UUID. While the UUID is unknown, the driver writes "?" for
 // each digit.
-var uuidText = regexp.MustCompile(`^GPU-(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(\?{8}(?:-\?{4}){3}-\?{12}))$`)
+var uuidText = pattern.Lazy(`^GPU-(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(\?{8}(?:-\?{4}){3}-\?{12}))$`)
 
 // parseInformation parses lines such as "Device Minor:    0". The error lists required fields that
 // are missing, and invalid values.
@@ -232,7 +232,7 @@ func parseInformation(text string) (information, error) {
 		case "Model":
 			info.model = value
 		case "GPU UUID":
-			m := uuidText.FindStringSubmatch(value)
+			m := uuidText().FindStringSubmatch(value)
 			if named = m != nil; named && m[1] == "" {
 				info.uuid = value
 			}

@@ -5,7 +5,6 @@ package qat
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -15,6 +14,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 // Family recognises Intel QuickAssist.
@@ -243,13 +243,13 @@ func parseConfig(text string) string {
 
 // serviceNames matches "dc" and "sym;asym". The kernel combines at most three services. The limits
 // keep the resulting resource name short enough.
-var serviceNames = regexp.MustCompile(`^[a-z0-9]{1,15}(;[a-z0-9]{1,15}){0,2}$`)
+var serviceNames = pattern.Lazy(`^[a-z0-9]{1,15}(;[a-z0-9]{1,15}){0,2}$`)
 
 func parseServices(text string) ([]string, error) {
 	if text == "" {
 		return nil, nil
 	}
-	if !serviceNames.MatchString(text) {
+	if !serviceNames().MatchString(text) {
 		return nil, fmt.Errorf("attribute qat/cfg_services: not a list of services: %.32q", text)
 	}
 	return strings.Split(text, ";"), nil

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -17,6 +16,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 // Family recognises Tenstorrent accelerators.
@@ -138,12 +138,12 @@ func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 }
 
 // numberText is the driver's form of the numbers of boards and chips ("%016llX").
-var numberText = regexp.MustCompile(`^[0-9A-F]{16}$`)
+var numberText = pattern.Lazy(`^[0-9A-F]{16}$`)
 
 // number returns the number of a board or chip, "" if the vendor assigned none.
 func number(attrs *sysfs.Attrs, name string) (string, error) {
 	text, ok := attrs.RequiredText(name)
-	if ok && !numberText.MatchString(text) {
+	if ok && !numberText().MatchString(text) {
 		return "", fmt.Errorf("attribute %s: not 16 hexadecimal digits: %.32q", name, text)
 	}
 	if strings.Trim(text, "0") == "" {
@@ -154,7 +154,7 @@ func number(attrs *sysfs.Attrs, name string) (string, error) {
 
 // versionText is the driver's form of a version. A component of 255 means that the firmware did not
 // report the component.
-var versionText = regexp.MustCompile(`^[0-9]{1,3}(\.[0-9]{1,3}){3}$`)
+var versionText = pattern.Lazy(`^[0-9]{1,3}(\.[0-9]{1,3}){3}$`)
 
 // setFirmware sets the version of the firmware. The driver writes four numbers; the last number is
 // 0 in releases.
@@ -163,7 +163,7 @@ func setFirmware(a discovery.Attributes, attrs *sysfs.Attrs) error {
 	if !ok {
 		return nil
 	}
-	if !versionText.MatchString(version) {
+	if !versionText().MatchString(version) {
 		return fmt.Errorf("attribute tt_fw_bundle_ver: not four numbers: %.32q", version)
 	}
 	a.SetVersion("firmwareVersion", strings.TrimSuffix(version, ".0"))

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/pci"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/pattern"
 )
 
 // isMediated reports whether a kernel device is a mediated device: a part of another device, such
@@ -114,7 +114,7 @@ func profileOf(mdev sysfs.Device) (string, error) {
 }
 
 // label matches the part of a resource name after the slash.
-var label = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
+var label = pattern.Lazy(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 
 // The PCI vendor ID of NVIDIA, and the domain of the resource names of its plugins.
 const (
@@ -127,7 +127,7 @@ const (
 func nvidiaOffers(mdev sysfs.Device, profile string) []discovery.Offer {
 	name := strings.ReplaceAll(profile, " ", "_")
 	vendor, _ := mdev.Parent().Attrs().Hex("vendor", 4)
-	if vendor != nvidiaVendor || !label.MatchString(name) {
+	if vendor != nvidiaVendor || !label().MatchString(name) {
 		return nil
 	}
 	return []discovery.Offer{{Resource: nvidiaDomain + "/" + name, IDs: []string{mdev.Name()}, Optional: true}}
