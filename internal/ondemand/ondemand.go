@@ -209,23 +209,35 @@ type CreatedUnit struct {
 	Unit    string
 	Family  string
 	Silicon string   // the physical device
-	Devices []string // names of the devices
+	Devices []string // names of the planned devices and of the present devices
 	Err     error    // why the last attempt to remove the unit failed, nil if there was none
 }
 
 // CreatedUnits returns all units with a record, in order.
 func (m *Manager) CreatedUnits() (made []CreatedUnit) {
-	all := m.journal.All()
+	all, stock := m.journal.All(), m.config.Stock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range all {
-		one := CreatedUnit{Unit: r.Group, Family: r.Body.Family, Silicon: r.Silicon, Devices: slices.Clone(r.Devices)}
+		one := CreatedUnit{Unit: r.Group, Family: r.Body.Family, Silicon: r.Silicon, Devices: unitDevices(r, stock)}
 		if failed := m.failures[r.Group]; failed.afterCreation {
 			one.Err = failed.err
 		}
 		made = append(made, one)
 	}
 	return made
+}
+
+// unitDevices returns the devices of a unit, in order: the planned devices, and the present devices.
+// The kernel may assign virtual functions other addresses than it had announced.
+func unitDevices(r *record, stock exclusion.Stock) []string {
+	var present []string
+	for _, name := range stock.Names() {
+		if d, _ := stock.Device(name); d.Creation == nil && d.Attributes.String("parent") == r.Group {
+			present = append(present, name)
+		}
+	}
+	return union(r.Devices, present)
 }
 
 // creatorFamily returns the family with a name, or an error if it cannot create devices.

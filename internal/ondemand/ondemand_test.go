@@ -325,7 +325,7 @@ func TestDamagedRecord(t *testing.T) {
 		if err := os.WriteFile(k.records()[0], []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		m := New(Config{Journal: journal.Config{Dir: filepath.Join(k.dir, "state"), Boot: "1"}})
+		m := New(Config{Journal: journal.Config{Dir: filepath.Join(k.dir, "state"), Boot: "1"}, Stock: func() exclusion.Stock { return &exclusion.Present{} }})
 		if problems := m.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), "cell-0.json is not valid") || len(m.CreatedUnits()) > 0 {
 			t.Errorf("problems %v, made %+v", problems, m.CreatedUnits())
 		}

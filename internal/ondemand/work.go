@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/ledger/allocation"
+	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/overdue"
 	"chandler.dev/internal/privilege"
 )
@@ -180,19 +181,14 @@ func (m *Manager) until(ctx context.Context, so func() bool) bool {
 }
 
 // RemoveUnit removes a unit. It returns [*exclusion.Blocked] if a consumer, or another change, has one
-// of its devices or of the devices in came, which appeared in their place. A missing unit is not an
-// error, nor is a unit that another program has changed: in both cases removed is false, and only
-// the record is removed.
-func (m *Manager) RemoveUnit(ctx context.Context, unit string, came ...string) (removed bool, err error) {
+// of its devices. A missing unit is not an error, nor is a unit that another program has changed: in
+// both cases removed is false, and only the record is removed.
+func (m *Manager) RemoveUnit(ctx context.Context, unit string) (removed bool, err error) {
 	r := m.journal.Get(unit)
 	if r == nil {
 		return false, nil
 	}
-	c := allocation.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(&r.Body.Creation)}, OnEnd: m.config.Changed}
-	for _, device := range union(r.Devices, came) {
-		c.Devices = append(c.Devices, allocation.DeviceHold(device, r.Silicon))
-	}
-	lease, blocked := m.config.Ledger.Leases.LeaseDevices(c, m.config.Stock())
+	lease, devices, blocked := m.leaseUnit(r)
 	if blocked != nil {
 		return false, blocked
 	}
@@ -204,7 +200,7 @@ func (m *Manager) RemoveUnit(ctx context.Context, unit string, came ...string) (
 		m.config.Changed()
 		return false, m.removeRecord(unit) // the created devices disappeared together with the earlier function
 	}
-	removed, err = m.removeUnit(ctx, lease, r, union(r.Devices, came))
+	removed, err = m.removeUnit(ctx, lease, r, devices)
 	if err == nil {
 		return removed, m.removeRecord(unit)
 	}
@@ -213,6 +209,31 @@ func (m *Manager) RemoveUnit(ctx context.Context, unit string, came ...string) (
 	defer m.mu.Unlock()
 	m.failures[unit] = failure{err: err, afterCreation: true, at: time.Now()}
 	return false, err
+}
+
+// leaseUnit returns a lease on all devices of a unit, with their names. If the publishers offer another
+// device of the unit by the time the lease has begun, a consumer may already have that device, so
+// leaseUnit begins again.
+func (m *Manager) leaseUnit(r *record) (*ledger.Lease, []string, *exclusion.Blocked) {
+	stock := m.config.Stock()
+	devices := unitDevices(r, stock)
+	for {
+		c := allocation.Change{Name: "unit " + r.Group, API: discovery.ModeDRA, Functions: []discovery.DeviceKey{m.functionOf(&r.Body.Creation)}, OnEnd: m.config.Changed}
+		for _, device := range devices {
+			c.Devices = append(c.Devices, allocation.DeviceHold(device, r.Silicon))
+		}
+		lease, blocked := m.config.Ledger.Leases.LeaseDevices(c, stock)
+		if blocked != nil {
+			return nil, nil, blocked
+		}
+		stock = m.config.Stock()
+		now := union(devices, unitDevices(r, stock))
+		if len(now) == len(devices) {
+			return lease, devices, nil
+		}
+		lease.Release()
+		devices = now
+	}
 }
 
 // removeUnit reports whether there was something to remove.

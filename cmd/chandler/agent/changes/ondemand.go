@@ -69,13 +69,13 @@ func (u *createdUnits) list() (units []undoable) {
 					delete(u.idleSince, made.Unit)
 					return RetryInterval
 				}
-				left := u.remainingIdleTime(p, &made)
+				left := u.remainingIdleTime(&made)
 				if p.IsLeaving {
 					return 0
 				}
 				return left
 			},
-			undo: func(ctx context.Context) error { return u.removeUnit(ctx, p, &made) },
+			undo: func(ctx context.Context) error { return u.removeUnit(ctx, made.Unit) },
 		})
 	}
 	return units
@@ -83,11 +83,11 @@ func (u *createdUnits) list() (units []undoable) {
 
 // remainingIdleTime returns how long a unit without a consumer remains, 0 or less if it may be
 // removed.
-func (u *createdUnits) remainingIdleTime(p *placement.Placed, made *ondemand.CreatedUnit) time.Duration {
+func (u *createdUnits) remainingIdleTime(made *ondemand.CreatedUnit) time.Duration {
 	if u.idleSince[made.Unit].IsZero() {
 		u.idleSince[made.Unit] = time.Now()
 	}
-	if last := u.lastRequested(devicesOf(p, made)); last.After(u.idleSince[made.Unit]) {
+	if last := u.lastRequested(made.Devices); last.After(u.idleSince[made.Unit]) {
 		u.idleSince[made.Unit] = last
 	}
 	return u.idleTime() - time.Since(u.idleSince[made.Unit])
@@ -131,36 +131,24 @@ func (u *createdUnits) wantedUnits(p *placement.Placed, all []ondemand.CreatedUn
 	}
 	view := u.ledger.View(nil)
 	for _, made := range all {
-		wanted[made.Unit] = p == nil || slices.ContainsFunc(devicesOf(p, &made), func(device string) bool { return listed[device] || view.Has(device) })
+		wanted[made.Unit] = p == nil || slices.ContainsFunc(made.Devices, func(device string) bool { return listed[device] || view.Has(device) })
 	}
 	return wanted
 }
 
-// devicesOf returns the devices of a unit: the devices that were planned, and the devices that
-// appeared. The kernel may assign virtual functions other addresses than it had announced.
-func devicesOf(p *placement.Placed, made *ondemand.CreatedUnit) []string {
-	devices := slices.Clone(made.Devices)
-	for i := range p.Snapshot.Devices {
-		if d := &p.Snapshot.Devices[i]; d.Creation == nil && d.Attributes.String("parent") == made.Unit && !slices.Contains(devices, d.Name) {
-			devices = append(devices, d.Name)
-		}
-	}
-	return devices
-}
-
 // removeUnit removes a unit, unless a consumer has one of its devices.
-func (u *createdUnits) removeUnit(ctx context.Context, p *placement.Placed, made *ondemand.CreatedUnit) error {
+func (u *createdUnits) removeUnit(ctx context.Context, unit string) error {
 	var blocked *exclusion.Blocked
-	removed, err := u.manager.RemoveUnit(ctx, made.Unit, devicesOf(p, made)...)
+	removed, err := u.manager.RemoveUnit(ctx, unit)
 	switch {
 	case errors.As(err, &blocked):
 		return nil
 	case err != nil:
 		return err
 	case !removed:
-		klog.FromContext(ctx).Info("Removed nothing of a unit that was created on demand, because its devices are gone, or another program has changed them", "unit", made.Unit)
+		klog.FromContext(ctx).Info("Removed nothing of a unit that was created on demand, because its devices are gone, or another program has changed them", "unit", unit)
 		return nil
 	}
-	klog.FromContext(ctx).Info("Removed what was created on demand, since no consumer has it", "unit", made.Unit)
+	klog.FromContext(ctx).Info("Removed what was created on demand, since no consumer has it", "unit", unit)
 	return nil
 }
