@@ -193,19 +193,24 @@ func (l *Ledger) readSealed(s *allocation.Sealed) error {
 	c, decodeErr := allocation.DecodeClaim(data)
 	isValid := decodeErr == nil && c.UID == s.UID
 	read := *s
+	if s.AnyDevice {
+		read = allocation.Sealed{UID: s.UID} // without a CDI spec, only the files name the devices
+	}
 	read.Unread = false
-	if s.AnyDevice { // without a CDI spec, only the files name the devices
-		read = allocation.Sealed{UID: s.UID}
-		if !isValid {
-			mergeSealed(&read, allocation.Seal(s.UID, data, nil, l.config.Boot, false))
+	add := func(data []byte) {
+		named := allocation.Seal(s.UID, data, nil, l.config.Boot, s.EarlierBoot)
+		named.AnyDevice = named.AnyDevice && s.AnyDevice
+		mergeSealed(&read, named)
+	}
+	if !isValid {
+		add(data)
+	}
+	for _, file := range aside {
+		data, err := l.files.Claims.Read(file)
+		if err != nil {
+			return fmt.Errorf("read record %s: %w", file, err)
 		}
-		for _, file := range aside {
-			data, err := l.files.Claims.Read(file)
-			if err != nil {
-				return fmt.Errorf("read record %s: %w", file, err)
-			}
-			mergeSealed(&read, allocation.Seal(s.UID, data, nil, l.config.Boot, false))
-		}
+		add(data)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -253,6 +253,38 @@ func TestUnreadRecordIsReadLater(t *testing.T) {
 	}
 }
 
+// A claim has a CDI spec, and its files cannot be read at first. Once its record, which a newer agent
+// wrote, and its set-aside file were read, the claim also has the devices that only they name.
+func TestUnreadFilesNameMoreThanTheSpec(t *testing.T) {
+	s := stocktest.New(stocktest.NewGPU("a", 128), stocktest.NewGPU("b", 129), stocktest.NewGPU("spec", 130), stocktest.NewGPU("free", 131))
+	for _, unread := range []string{"uid-c" + allocation.ClaimExtension, "uid-c"} {
+		b := newBench(t)
+		aside, record := stocktest.Claim("c", s["a"]), stocktest.Claim("c", s["b"])
+		for _, c := range []*allocation.Claim{aside, record} {
+			c.Version, c.ReadableBy = allocation.Version+1, allocation.Version+1
+		}
+		b.mustGive(aside, s)
+		b.open() // sets the record of a newer version aside
+		b.mustGive(record, s)
+		b.notes.names = map[string][]allocation.SealedDevice{"uid-c": {{Name: "spec"}}}
+		b.disk.BeforeRead = func(name string) error {
+			if strings.HasPrefix(filepath.Base(name), unread) {
+				return syscall.EIO
+			}
+			return nil
+		}
+		b.open()
+		b.disk.BeforeRead = nil
+		if err := b.ReconcileFiles(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, device := range []string{"a", "b", "spec"} {
+			b.mustRefuse(stocktest.Claim("other", s[device]), s, "in use by claim default/c")
+		}
+		b.mustGive(stocktest.Claim("other", s["free"]), s)
+	}
+}
+
 // If a file that cannot be read at present is removed by another program, the claim keeps its
 // devices until it ends, also for the next agent.
 func TestUnreadFileIsRemoved(t *testing.T) {
