@@ -6,6 +6,7 @@ package overdue
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -14,7 +15,7 @@ import (
 // ready to use.
 type Calls struct {
 	mu      sync.Mutex
-	overdue map[string]string // descriptions of unfinished calls, by object
+	overdue map[string][]string // descriptions of unfinished calls, by object
 }
 
 // Err is wrapped by the error of an overdue call.
@@ -37,25 +38,29 @@ func (c *Calls) Do(limit time.Duration, object, what string, do func() error) er
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.overdue == nil {
-		c.overdue = make(map[string]string)
+		c.overdue = make(map[string][]string)
 	}
-	c.overdue[object] = what
+	c.overdue[object] = append(c.overdue[object], what)
 	go func() {
 		<-result //nolint:errcheck // Do has already returned an error
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.overdue, object)
+		i := slices.Index(c.overdue[object], what)
+		if c.overdue[object] = slices.Delete(c.overdue[object], i, i+1); len(c.overdue[object]) == 0 {
+			delete(c.overdue, object)
+		}
 	}()
 	return fmt.Errorf("%s %w after %s", what, Err, limit)
 }
 
-// OverdueCall returns an error that describes the overdue call of an object, or nil.
+// OverdueCall returns an error that describes the first overdue call of an object, nil if there is
+// none.
 func (c *Calls) OverdueCall(object string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	what, late := c.overdue[object]
-	if !late {
+	late := c.overdue[object]
+	if len(late) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s %w yet", what, Err)
+	return fmt.Errorf("%s %w yet", late[0], Err)
 }

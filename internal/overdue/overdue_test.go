@@ -36,3 +36,28 @@ func TestCalls(t *testing.T) {
 		}
 	})
 }
+
+// Two calls for one object are overdue. Each is recorded until its own end, whichever ends first.
+func TestTwoOverdueCalls(t *testing.T) {
+	for _, first := range []int{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			var calls overdue.Calls
+			names := []string{"a scan", "a write"}
+			hangs := []chan struct{}{make(chan struct{}), make(chan struct{})}
+			for i, name := range names {
+				go func() { _ = calls.Do(time.Second, "a", name, func() error { <-hangs[i]; return nil }) }()
+			}
+			time.Sleep(2 * time.Second)
+			close(hangs[first])
+			synctest.Wait()
+			if err := calls.OverdueCall("a"); err == nil || err.Error() != names[1-first]+" has not ended yet" {
+				t.Errorf("after the end of %s: %v", names[first], err)
+			}
+			close(hangs[1-first])
+			synctest.Wait()
+			if err := calls.OverdueCall("a"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
