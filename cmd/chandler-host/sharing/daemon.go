@@ -39,15 +39,15 @@ func (k *Supervisor) begin(ctx context.Context, c *claim, wanted *settings, how 
 		}
 	}
 	c.set(func() {
-		c.How, c.Process, c.Begun, c.Broken, c.Changed, c.Boot = how, wire.Process{}, false, "", true, k.boot
+		c.How, c.Process, c.Begun, c.Broken, c.Changed, c.Unchanged, c.Boot = how, wire.Process{}, false, "", true, nil, k.boot
 	})
 	if err := k.saveClaim(c); err != nil {
 		return err
 	}
 	for i, gpu := range wanted.gpus {
 		if err := k.changeSetting(ctx, c.UID, gpu, wanted, true); err != nil {
-			if i == 0 && isRefused(err) {
-				c.set(func() { c.Changed = false })
+			if isRefused(err) {
+				c.set(func() { c.Changed, c.Unchanged = i > 0, wanted.gpus[i:] })
 				err = errors.Join(err, k.saveClaim(c))
 			}
 			return err
@@ -76,15 +76,19 @@ func (k *Supervisor) finishOrder(c *claim) error {
 	return k.saveClaim(c)
 }
 
-// reset restores the default settings of GPUs, and returns an error until they are restored:
+// reset restores the default settings of changed GPUs, and returns an error until they are restored:
 // otherwise, the next claim could get a GPU in exclusive mode. A lost GPU counts as restored. Time
 // slices cannot be read back.
 func (k *Supervisor) reset(ctx context.Context, c *claim, w *settings) error {
-	if now := c.copy(); !now.Changed && !now.Begun {
+	now := c.copy()
+	if !now.Changed && !now.Begun {
 		return nil
 	}
 	var errs []error
 	for _, gpu := range w.gpus {
+		if slices.Contains(now.Unchanged, gpu) {
+			continue
+		}
 		err := k.changeSetting(ctx, c.UID, gpu, w, false)
 		if w.timeSlice < 0 {
 			err = k.isDefault(ctx, gpu, err)

@@ -385,6 +385,39 @@ func TestUnmanageable(t *testing.T) {
 	}
 }
 
+// The second GPU of a claim cannot be changed. The first one is restored, and the claim ends although
+// the second GPU cannot be restored either, also by the next process.
+func TestSecondGPUIsUnmanageable(t *testing.T) {
+	for what, test := range map[string]struct {
+		order wire.Order
+		calls []string // of nvidia-smi, for the first GPU
+	}{
+		"time slice":   {order(gpus, gpuA+","+gpuB, timeSlice, "2"), []string{"compute-policy -i " + gpuA + " --set-timeslice=2", "compute-policy -i " + gpuA + " --set-timeslice=0"}},
+		"compute mode": {order(gpus, gpuA+","+gpuB, mps, "true"), []string{"-i " + gpuA + " -c EXCLUSIVE_PROCESS", "-i " + gpuA + " -c DEFAULT"}},
+	} {
+		for _, killed := range []bool{false, true} {
+			m := newMachine(t, "may not manage "+gpuB)
+			k := m.supervisor()
+			if err := k.Begin(t.Context(), "one", test.order); err == nil || !strings.Contains(err.Error(), what+" of GPU "+gpuB+": exit status") {
+				t.Errorf("%s: %v", what, err)
+			}
+			m.managed(test.calls...)
+			if killed {
+				k = m.supervisor()
+			}
+			if err := k.End(t.Context(), "one"); err != nil || len(m.left("one")) > 0 {
+				t.Errorf("%s, killed %t: %v; left: %q", what, killed, err, m.left("one"))
+			}
+			if err := k.Begin(t.Context(), "two", plain); err != nil {
+				t.Errorf("%s, killed %t: the next claim of the first GPU: %v", what, killed, err)
+			}
+			if err := k.End(t.Context(), "two"); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 func await(t *testing.T, so func() bool) {
 	t.Helper()
 	for limit := time.Now().Add(time.Minute); !so(); time.Sleep(10 * time.Millisecond) {

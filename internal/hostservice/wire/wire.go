@@ -44,6 +44,10 @@ type Claim struct {
 	// first change, and clears Changed after a read has verified that the GPUs are restored.
 	Changed bool `json:"changed,omitempty"`
 
+	// Unchanged are the GPUs of How whose settings the program has not changed, because the change of
+	// the first of them was refused.
+	Unchanged []string `json:"unchanged,omitempty"`
+
 	// Boot is the ID of the boot in which the settings were changed, "" if unknown. A reboot
 	// restores the settings.
 	Boot string `json:"boot,omitempty"`

@@ -41,6 +41,12 @@ func main() {
 			fmt.Println(computeMode(root, os.Args[2]))
 			return
 		}
+		for _, arg := range os.Args {
+			if behaves("may not manage " + arg) {
+				fmt.Println("Insufficient Permissions")
+				os.Exit(4)
+			}
+		}
 		if behaves("sets nothing") {
 			return
 		}
