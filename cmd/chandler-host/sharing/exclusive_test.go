@@ -141,6 +141,41 @@ func TestFilesCannotBeRemoved(t *testing.T) {
 	}
 }
 
+// Another order for a claim reserves the GPUs of the order before the GPUs of the previous order are
+// restored.
+func TestAnotherOrderReservesItsGPUs(t *testing.T) {
+	m := newMachine(t)
+	k := m.supervisor()
+	if err := k.Begin(t.Context(), "one", plain); err != nil {
+		t.Fatal(err)
+	}
+	another := order(gpus, gpuB, mps, "true")
+	wanted, err := parse(another.How)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := k.enterClaim("one", wanted, another.How) // as a call in progress
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Begin(t.Context(), "two", another); err == nil {
+		t.Error("another claim has the GPU of the order")
+	}
+	if err := k.Begin(t.Context(), "two", plain); err == nil {
+		t.Error("another claim has the GPU of the previous order")
+	}
+	k.leaveClaim(c)
+	if err := k.End(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Begin(t.Context(), "two", another); err != nil {
+		t.Errorf("after the end: %v", err)
+	}
+	if err := k.End(t.Context(), "two"); err != nil {
+		t.Error(err)
+	}
+}
+
 // An order whose client has given up before the work begins changes nothing. Otherwise the order could
 // follow the end of its claim.
 func TestClientHasGivenUp(t *testing.T) {

@@ -70,6 +70,7 @@ type Supervisor struct {
 // claim is the state of a claim. busy is held while a call works on the claim.
 type claim struct {
 	busy sync.Mutex
+	next []string // the GPUs of the order that a call follows, guarded by the supervisor's mutex
 
 	mu sync.Mutex
 	wire.Claim
@@ -168,7 +169,7 @@ func (k *Supervisor) Begin(ctx context.Context, uid string, order wire.Order) er
 	if err != nil {
 		return err
 	}
-	defer c.busy.Unlock()
+	defer k.leaveClaim(c)
 	now := c.copy()
 	if now.Begun && now.Broken == "" && maps.Equal(now.How, order.How) {
 		return nil
@@ -212,32 +213,46 @@ func (k *Supervisor) enterClaim(uid string, wanted *settings, how map[string]str
 			return nil, err
 		}
 		c.busy.Lock()
-		if err := k.current(c); !errors.Is(err, errEnded) {
-			if err != nil {
-				c.busy.Unlock()
-				return nil, err
-			}
+		if err = k.current(c); err == nil {
+			err = k.takeGPUs(c, wanted)
+		}
+		if err == nil {
 			return c, nil
 		}
-		c.busy.Unlock() // the claim ended while this call waited; it begins again
+		c.busy.Unlock()
+		if !errors.Is(err, errEnded) {
+			return nil, err
+		}
+		// The claim ended while this call waited; it begins again.
 	}
+}
+
+// takeGPUs reserves the GPUs of an order until [Supervisor.leaveClaim]. The claim may still have the
+// GPUs of another order.
+func (k *Supervisor) takeGPUs(c *claim, wanted *settings) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.checkGPUs(c.UID, wanted); err != nil {
+		return err
+	}
+	c.next = wanted.gpus
+	return nil
+}
+
+// leaveClaim ends the work of a call on a claim.
+func (k *Supervisor) leaveClaim(c *claim) {
+	k.mu.Lock()
+	c.next = nil
+	k.mu.Unlock()
+	c.busy.Unlock()
 }
 
 // reserve returns the claim with the given UID, a new one if there is none.
 func (k *Supervisor) reserve(uid string, wanted *settings, how map[string]string) (*claim, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, other := range k.claims {
-		theirs := other.copy()
-		has, err := parse(theirs.How)
-		if theirs.UID == uid || err != nil {
-			continue
-		}
-		for _, gpu := range wanted.gpus {
-			if slices.Contains(has.gpus, gpu) {
-				return nil, fmt.Errorf("GPU %s: claim %s has it still", gpu, theirs.UID)
-			}
-		}
+	if err := k.checkGPUs(uid, wanted); err != nil {
+		return nil, err
 	}
 	c := k.claims[uid]
 	if c == nil {
@@ -248,6 +263,26 @@ func (k *Supervisor) reserve(uid string, wanted *settings, how map[string]string
 		c.set(func() { c.How = how }) // reserves the GPUs
 	}
 	return c, nil
+}
+
+// checkGPUs returns an error if another claim has one of the wanted GPUs. The caller must hold the
+// mutex.
+func (k *Supervisor) checkGPUs(uid string, wanted *settings) error {
+	for _, other := range k.claims {
+		if other.UID == uid {
+			continue
+		}
+		taken := other.next
+		if has, err := parse(other.copy().How); err == nil {
+			taken = slices.Concat(taken, has.gpus)
+		}
+		for _, gpu := range wanted.gpus {
+			if slices.Contains(taken, gpu) {
+				return fmt.Errorf("GPU %s: claim %s has it still", gpu, other.UID)
+			}
+		}
+	}
+	return nil
 }
 
 // errEnded is the error for a claim that ended while a call waited.
