@@ -31,7 +31,7 @@
 //
 // An agent that starts withholds the devices of marked records before it opens the ledger. It also
 // withholds the devices of the other records from other consumers until it has verified that their
-// claims continue: a claim can end although its record could not be marked, and the record is then
-// still on disk. When Run returns, nothing writes to a device or a record any more, except for a
+// claims or containers continue: a claim or container can end although its record could not be
+// marked, and the record is then still on disk. When Run returns, nothing writes to a device or a record any more, except for a
 // call that the kernel has not completed. The lease of that call keeps the node's lock.
 package reclaim

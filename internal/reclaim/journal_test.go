@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/ledger/allocation"
@@ -55,6 +57,59 @@ func TestClaimEndsWhileItsRecordCannotBeWritten(t *testing.T) {
 			if got := len(b.ListWrites()); got != 1 {
 				t.Errorf("%d resets", got)
 			}
+		})
+	}
+}
+
+// The agent is killed after the end of a container whose record was not writable. The next agent
+// withholds the container's device from the start. If the container goes on, the device is not
+// withheld, because the kubelet would find the container's ID unhealthy.
+func TestContainerEndsWhileItsRecordCannotBeWritten(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.open()
+			b.trains()
+			b.config.PodOf = func(allocation.Owner) types.UID { return "pod" }
+			g := &allocation.Grant{Resource: "example.com/d", ID: "d", Container: "default/old main", Devices: []string{"d"}, Silicon: []string{"d"}, Exclusive: true, Since: time.Now()}
+			if err := b.ledger.Grants.AllocateIDs(&exclusion.Present{}, []*allocation.Grant{g}); err != nil {
+				t.Fatal(err)
+			}
+			stop := b.run()
+			time.Sleep(time.Second)
+			stop()
+			if ends {
+				b.disk.Before = func(op disktest.Op, name string) error {
+					if op == disktest.Write && strings.Contains(name, "reclaim") {
+						return syscall.ENOSPC
+					}
+					return nil
+				}
+				if err := b.ledger.Grants.EndGrants([]*allocation.Grant{g}); err != nil {
+					t.Error(err)
+				}
+				b.disk.Before = nil
+			}
+			if files := b.files(); len(files) != 1 || strings.Contains(readFile(t, files[0]), `"ended":true`) {
+				t.Errorf("records %q", files)
+			}
+			b.open()
+			reason := func() string { return b.ledger.View(&exclusion.Present{}).KeptReason("d") }
+			if (reason() != "") != ends {
+				t.Errorf("the container has ended: %t; before the first check, its device is withheld because %q", ends, reason())
+			}
+			b.config.PodOf = func(allocation.Owner) types.UID { return "pod" }
+			stop = b.run()
+			time.Sleep(time.Second)
+			if !ends {
+				if reason() != "" {
+					t.Errorf("withheld because %q", reason())
+				}
+				stop()
+				return
+			}
+			b.keeps("process 47 (train) has it open")
+			b.handsOver(stop)
 		})
 	}
 }

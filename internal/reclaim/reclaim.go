@@ -134,7 +134,7 @@ type record struct {
 	claimRemoved  bool          // the claim is removed completely, or is about to be
 	endTime       time.Time     // time when the owner ended, or when this agent noticed that
 	idTaken       bool          // the kubelet has allocated the ID to another container, which waits
-	sinceStart    bool          // withheld since the start of the agent, because Run has not yet checked whether the claim continues
+	sinceStart    bool          // withheld since the start of the agent, because it is not known yet whether the owner continues
 	checkDone     chan struct{} // closed when the check in progress ends, nil if there is none
 }
 

@@ -54,9 +54,8 @@ func (c *Manager) load(j *journal.Record[record]) error {
 	c.records[r.name] = &r
 	if r.Ended {
 		r.endTime = time.Now()
-	} else {
-		r.sinceStart = r.Owner.UID != ""
 	}
+	r.sinceStart = !r.Ended && !r.isHeld(c.config.Ledger)
 	if r.reason = reasonChecking; r.Ended || r.sinceStart {
 		c.config.Ledger.Leases.KeepDevice(r.toKept(reasonChecking))
 	}
@@ -136,14 +135,24 @@ func (c *Manager) NoteUsers(claim types.UID, pods []types.UID) {
 	c.pods.note(claim, pods)
 }
 
-// Write implements [ledger.Output]: it records the devices of a claim. The containers of grants are
-// not known yet.
+// Write implements [ledger.Output]: it records the devices of a claim. The containers of new grants
+// are not known yet. The devices of an earlier grant that were withheld since the start of the agent
+// are released: otherwise the kubelet would find the ID of a running container unhealthy.
 func (c *Manager) Write(e allocation.Entry) error {
-	if _, ok := e.(*allocation.Claim); !ok {
-		return nil
+	if _, ok := e.(*allocation.Claim); ok {
+		_, err := c.recordEntry(e, nil, false)
+		return err
 	}
-	_, err := c.recordEntry(e, nil, false)
-	return err
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, h := range e.Holds() {
+		of := record{Key: e.Key(), Owner: e.Owner(), Hold: h}
+		if r := c.records[of.nameOf()]; r != nil && r.sinceStart {
+			c.config.Ledger.Leases.Release(r.name)
+			r.sinceStart = false
+		}
+	}
+	return nil
 }
 
 // Remove implements [ledger.Output]: it withholds the devices of an ending owner, except devices
