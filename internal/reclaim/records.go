@@ -372,15 +372,18 @@ func union(a, b []types.UID) []types.UID {
 // saveRecord writes a record with the pods and whether the owner has ended, unless the same record
 // is on disk. The device of an ended owner is withheld in any case. If that record cannot be
 // written but an earlier record of the owner is on disk, saveRecord returns no error: the next
-// agent finds that the owner has ended, and the journal writes the record later. The caller has the
-// turn.
+// agent finds that the owner has ended, and the journal writes the record later. A record of the
+// owner that cannot be read at present may name further pods, so it is not replaced before the owner
+// ends. The caller has the turn.
 func (c *Manager) saveRecord(r *record, of users, ended bool) error {
+	lacks := c.config.Journal.Files.IsMissing(c.journal.File(r.name))
 	c.mu.Lock()
+	unread := c.records[r.name] == nil && !lacks && c.journal.MayLack()
+	of.Unknown = of.Unknown || unread
 	now := record{Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Device: r.Device, Nodes: r.Nodes, users: of, Ended: ended}
 	same := c.records[r.name] == r && of.sameUsers(r.users) && now.Ended == r.Ended
 	c.mu.Unlock()
-	lacks := c.config.Journal.Files.IsMissing(c.journal.File(r.name))
-	if same && !lacks {
+	if same && !lacks || unread && !ended {
 		return nil
 	}
 	written := &journal.Record[record]{Group: r.name, Silicon: r.Hold.Silicon, Devices: []string{r.Hold.Device}, Body: now}
