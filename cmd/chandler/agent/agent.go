@@ -159,7 +159,7 @@ func newAgent(config Config) *agent {
 // in reverse order: after the CDI spec is removed, no further container gets the devices of a claim,
 // so the sharing daemons can end, and finally reclaim withholds the devices.
 func (a *agent) outputs() []ledger.Output {
-	own := []ledger.Output{a.changes.Reclaim, a.changes.SharingDaemons, ledger.HostFiles{Writer: a.HostFiles}}
+	own := append(a.changes.LedgerOutputs(), ledger.HostFiles{Writer: a.HostFiles})
 	return append(own, a.driver.LedgerOutputs()...)
 }
 

@@ -448,7 +448,7 @@ func TestOutputsInOrder(t *testing.T) {
 	for _, o := range newAgent(newNode(t).config(&rules.Rules{})).outputs() {
 		order = append(order, fmt.Sprintf("%T", o))
 	}
-	want := []string{"*reclaim.Manager", "*sharing.Manager", "ledger.HostFiles", "*outputs.Metadata", "outputs.CDISpecs"}
+	want := []string{"*changes.createdUnits", "*reclaim.Manager", "*sharing.Manager", "ledger.HostFiles", "*outputs.Metadata", "outputs.CDISpecs"}
 	if !slices.Equal(order, want) {
 		t.Errorf("outputs in the order %v, want %v", order, want)
 	}

@@ -63,7 +63,6 @@ type Config struct {
 
 // Manager changes devices and undoes the changes.
 type Manager struct {
-	// Reclaim and SharingDaemons are outputs of the ledger.
 	Reclaim        *reclaim.Manager
 	SharingDaemons *sharing.Manager
 
@@ -107,6 +106,11 @@ func New(config Config) *Manager {
 	return c
 }
 
+// LedgerOutputs returns the outputs of the ledger, in the order in which they are written.
+func (c *Manager) LedgerOutputs() []ledger.Output {
+	return []ledger.Output{&c.created, c.Reclaim, c.SharingDaemons}
+}
+
 // Parts returns the parts of the manager that run until their context ends.
 func (c *Manager) Parts() []func(context.Context) {
 	return []func(context.Context){c.returns.run, c.removals.run, c.Reclaim.Run, c.SharingDaemons.Run, c.disks.watch}
@@ -143,7 +147,6 @@ func (c *Manager) Configurer() discovery.Configurer {
 // NoteClaim records a claim that is about to be prepared.
 func (c *Manager) NoteClaim(claim *resourceapi.ResourceClaim) {
 	c.Reclaim.NoteUsers(claim.UID, cluster.PodsOf(claim))
-	c.created.noteRequested(claim)
 }
 
 // DescribeDevices returns a snapshot that shows devices in change as their consumers see them, before

@@ -9,12 +9,13 @@ import (
 	"sync"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/cmd/chandler/agent/placement"
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/ledger/allocation"
 	"chandler.dev/internal/ledger/exclusion"
 	"chandler.dev/internal/ondemand"
 )
@@ -49,8 +50,8 @@ type createdUnits struct {
 	placed   func() *placement.Placed // nil before devices are placed
 	idleTime func() time.Duration     // how long a unit remains without a consumer
 
-	idleSince  map[string]time.Time // by unit, the time since which no consumer has a device of the unit; used by list only
-	lastClaims sync.Map             // time of the last claim for a device, by device
+	idleSince map[string]time.Time // by unit, the time since which no consumer has a device of the unit; used by list only
+	lastUses  sync.Map             // time when the last consumer of a device ended, by device
 }
 
 // list lists the units. A unit may be removed after its devices have had no consumer for a while,
@@ -87,29 +88,31 @@ func (u *createdUnits) remainingIdleTime(made *ondemand.CreatedUnit) time.Durati
 	if u.idleSince[made.Unit].IsZero() {
 		u.idleSince[made.Unit] = time.Now()
 	}
-	if last := u.lastRequested(made.Devices); last.After(u.idleSince[made.Unit]) {
+	if last := u.lastUse(made.Devices); last.After(u.idleSince[made.Unit]) {
 		u.idleSince[made.Unit] = last
 	}
 	return u.idleTime() - time.Since(u.idleSince[made.Unit])
 }
 
-// noteRequested stores the present time for each device that a claim requests. By the next check for
-// consumers, the claim may have ended.
-func (u *createdUnits) noteRequested(claim *resourceapi.ResourceClaim) {
-	if claim.Status.Allocation == nil {
-		return
+// Write implements [ledger.Output]. A unit remains while a consumer has one of its devices.
+func (u *createdUnits) Write(allocation.Entry) error { return nil }
+
+// Remove implements [ledger.Output]: it stores the present time for each device of a consumer that
+// ends. The consumer may have begun after the last check for consumers.
+func (u *createdUnits) Remove(e allocation.Entry, _ []allocation.Entry) error {
+	for _, h := range e.Holds() {
+		u.lastUses.Store(h.Device, time.Now())
 	}
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		if r.Driver == discovery.Domain {
-			u.lastClaims.Store(r.Device, time.Now())
-		}
-	}
+	return nil
 }
 
-// lastRequested returns the time of the last claim for one of the devices.
-func (u *createdUnits) lastRequested(devices []string) (last time.Time) {
+// RemoveOrphans implements [ledger.Output].
+func (u *createdUnits) RemoveOrphans(func(types.UID, func() error) (bool, error)) error { return nil }
+
+// lastUse returns the last time when a consumer of one of the devices ended.
+func (u *createdUnits) lastUse(devices []string) (last time.Time) {
 	for _, device := range devices {
-		if at, _ := u.lastClaims.Load(device); at != nil && at.(time.Time).After(last) {
+		if at, _ := u.lastUses.Load(device); at != nil && at.(time.Time).After(last) {
 			last = at.(time.Time)
 		}
 	}

@@ -3,6 +3,7 @@ package changes
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"chandler.dev/cmd/chandler/agent/placement"
@@ -15,6 +16,7 @@ import (
 	"chandler.dev/internal/ledger/stocktest"
 	"chandler.dev/internal/ondemand"
 	"chandler.dev/internal/passthrough/passthroughtest"
+	"chandler.dev/internal/reclaim"
 )
 
 // functionsOf returns the devices of a unit as both APIs offer them, created or not.
@@ -106,4 +108,56 @@ func TestFunctionAppearsBeforeRemoval(t *testing.T) {
 			t.Errorf("during the lease %t: %d removals after the end of the claim: %v", leasing, removals, err)
 		}
 	}
+}
+
+// A claim for a virtual function by its common name begins and ends between two checks. The unit of
+// the chosen function remains for the idle time after the end of the claim.
+func TestUnitWasInUseByItsCommonName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := passthroughtest.New(t)
+		k.Add("0000:03:00.0", "adapter", "3")
+		l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot-1"})
+		placed := functionsOf("adapter", false, "vf-1")
+		stock := func() exclusion.Stock { return &exclusion.Present{Snapshot: placed.Snapshot} }
+		adapters := &discovery.Family{
+			Name: "adapters",
+			Create: func(*discovery.Host, discovery.Tools, discovery.Creation) (discovery.Work, error) {
+				return func(context.Context) error { placed = functionsOf("adapter", true, "vf-1"); return nil }, nil
+			},
+			Remove: func(*discovery.Host, discovery.Tools, discovery.Creation) (discovery.Work, error) { return nil, nil },
+		}
+		c := New(Config{
+			Host: k.Host(), Families: []*discovery.Family{adapters}, Journal: journal.Config{Dir: t.TempDir(), Boot: "boot-1"}, Ledger: l,
+			Placed: func() *placement.Placed { return placed }, IdleTime: func() time.Duration { return time.Minute }, RequestScan: func() {},
+			Reclaim: func() []discovery.Selection[reclaim.Rule] { return nil }, Snapshot: noSnapshot,
+		})
+		l.SetOutputs(c.LedgerOutputs()...)
+		if _, err := l.Open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c.OpenRecords(t.Context())
+		_, work, err := c.Configurer()(placed.Snapshot.Devices[0].Device, nil, "claim")
+		if err == nil {
+			err = work(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		remaining := func() time.Duration { return c.created.list()[0].stays() }
+		if got := remaining(); got != time.Minute {
+			t.Errorf("remains %s", got)
+		}
+		time.Sleep(50 * time.Second)
+		claim := stocktest.Claim("c", placed.Snapshot.Devices[0])
+		claim.Results[0].Device = "vfs"
+		if err := l.AllocateClaim(claim, allocation.Allocated, stock()); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.End(claim.UID, stock()); err != nil {
+			t.Fatal(err)
+		}
+		if got := remaining(); got != time.Minute {
+			t.Errorf("remains %s after the end of the claim", got)
+		}
+	})
 }
