@@ -2,14 +2,11 @@ package main
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io"
-	"io/fs"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -44,24 +41,15 @@ var singleWord = regexp.MustCompile(`^(?:[A-Z]?[a-z0-9]+|[A-Z]+)$`)
 func readNames(files []string) ([]namedFunc, error) {
 	var all []namedFunc
 	interfaces := make(map[string]bool)
-	for _, file := range files {
+	err := readFiles(files, func(file string, data []byte) error {
 		if !isCounted(file) {
-			continue
-		}
-		data, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
+			return nil
 		}
 		found, err := funcsOf(file, data, interfaces)
-		if err != nil {
-			return nil, err
-		}
 		all = append(all, found...)
-	}
-	return countedNames(all, interfaces), nil
+		return err
+	})
+	return countedNames(all, interfaces), err
 }
 
 func isCounted(file string) bool {

@@ -2,10 +2,7 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -22,30 +19,21 @@ const (
 // the module e2e do not count.
 func findOversized(files []string) (oversized []string, err error) {
 	fileCounts, lineCounts, methodCounts := make(map[string]int), make(map[string]int), make(map[string]int)
-	for _, file := range files {
+	err = readFiles(files, func(file string, data []byte) error {
 		if path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") || strings.HasPrefix(file, "e2e/") {
-			continue
-		}
-		data, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		funcs, err := funcsOf(file, data, make(map[string]bool))
-		if err != nil {
-			return nil, err
+			return nil
 		}
 		dir := path.Dir(file)
 		fileCounts[dir]++
 		lineCounts[dir] += bytes.Count(data, []byte("\n"))
+		funcs, err := funcsOf(file, data, make(map[string]bool))
 		for _, f := range funcs {
 			if f.receiver != "" {
 				methodCounts[dir+": type "+f.receiver]++
 			}
 		}
-	}
+		return err
+	})
 	for _, count := range []struct {
 		of   map[string]int
 		unit string
@@ -58,5 +46,5 @@ func findOversized(files []string) (oversized []string, err error) {
 		}
 	}
 	slices.Sort(oversized)
-	return oversized, nil
+	return oversized, err
 }

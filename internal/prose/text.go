@@ -21,29 +21,37 @@ type text struct {
 	words   string
 }
 
-// readTexts returns the prose of Go files and pages. A file that git tracks and that
-// was removed has none.
-func readTexts(files []string) ([]text, error) {
-	var texts []text
+// readFiles calls read for each file with its content. A file that git tracks and that was removed
+// is left out.
+func readFiles(files []string, read func(file string, data []byte) error) error {
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
+		if err := read(file, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readTexts returns the prose of Go files and pages.
+func readTexts(files []string) ([]text, error) {
+	var texts []text
+	err := readFiles(files, func(file string, data []byte) error {
 		if path.Ext(file) == ".md" {
 			texts = append(texts, pageTexts(file, string(data))...)
-			continue
+			return nil
 		}
 		comments, err := commentTexts(file, data)
-		if err != nil {
-			return nil, err
-		}
 		texts = append(texts, comments...)
-	}
-	return texts, nil
+		return err
+	})
+	return texts, err
 }
 
 // quoted matches inline code, which is not prose.
